@@ -218,8 +218,7 @@ void use_torch(nb::object exchange, nb::tuple types, nb::object grad_enabled, nb
   torch().observers = std::move(observers);
 }
 
-int observer(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& call) {
-  constexpr int kNobody = 0, kRecord = 1, kOthers = 2;
+SeenBy seen_by(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options) {
   const bool grad = is_true(PyObject_CallNoArgs(torch().grad_enabled.ptr()));
   bool records = false;
   nb::dlpack::dltensor first, shown;
@@ -232,7 +231,7 @@ int observer(nb::handle query, nb::handle key, nb::handle value, const nb::tuple
       return kOthers;
     }
   }
-  for (nb::handle field : call) {
+  for (nb::handle field : options) {
     PyObject* held = field.ptr();
     if (PyBool_Check(held) || PyFloat_Check(held) || PyLong_Check(held) || PyUnicode_Check(held)) {
       continue;
@@ -248,7 +247,7 @@ int observer(nb::handle query, nb::handle key, nb::handle value, const nb::tuple
   for (nb::handle each : torch().observers) {
     if (is_true(PyObject_CallNoArgs(each.ptr()))) return kOthers;
   }
-  return records ? kRecord : kNobody;
+  return records ? kAutograd : kNobody;
 }
 
 TensorView to_view(nb::handle tensor, const char* name, ReadTensor read) {

@@ -34,12 +34,13 @@ struct Memory {
 // shows its memory without a call of Python (DLPack's exchange API, PyTorch 2.10 and later).
 // `types`: tensors that are memory and no more, torch.Tensor first. `grad_enabled` and `observers` take no arguments.
 void use_torch(nb::object exchange, nb::tuple types, nb::object grad_enabled, nb::tuple observers);
-// Who sees that an operator of these is left out: 0, nobody; 1, the record of gradients alone; 2, others,
-// where an observer says yes or not all tensors are memory of the CPU, query, key and value of rank 4 and
-// one floating dtype.
-int observer(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& call);
+// Who would notice that a call of these tensors and options bypasses its operator: autograd alone, which
+// records gradients; or others, where an observer says yes or not all tensors are memory of the CPU, query,
+// key and value of rank 4 and one floating dtype. `options` may be any values.
+enum SeenBy : int { kNobody, kAutograd, kOthers };
+SeenBy seen_by(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options);
 // A tensor of PyTorch, contiguous and uninitialised, in memory that the library keeps, and its view. For
-// calls of which observer() does not say 2.
+// calls that others do not see (seen_by).
 struct NewTensor {
   nb::object tensor;
   TensorView view;

@@ -224,8 +224,8 @@ void check_fits(const std::string& text, int64_t heads, int64_t kv_heads, int64_
   workspace_bytes(query, key, key, position, options, false);
 }
 
-// attention() into new tensors of PyTorch: (out, lse, softmax), None for what is not wanted. For calls of
-// which observer() does not say 2.
+// attention() into new tensors of PyTorch: (out, lse, softmax), None for what is not wanted. For calls
+// that others do not see (seen_by).
 nb::tuple attend(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options,
                  bool want_lse, bool want_softmax) {
   Bound call(options);

@@ -183,8 +183,15 @@ NB_MODULE(_core, module) {
   });
   module.attr("__version__") = RELPOS_VERSION;
   module.def("use_torch", &relpos::use_torch, nb::arg().none(), nb::arg(), nb::arg(), nb::arg());
-  module.def("observer", &relpos::observer, nb::arg().none(), nb::arg().none(), nb::arg().none(),
-             nb::arg());
+  module.attr("NOBODY") = static_cast<int>(relpos::kNobody);
+  module.attr("AUTOGRAD") = static_cast<int>(relpos::kAutograd);
+  module.attr("OTHERS") = static_cast<int>(relpos::kOthers);
+  module.def(
+      "seen_by",
+      [](nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options) {
+        return static_cast<int>(relpos::seen_by(query, key, value, options));
+      },
+      nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg());
   relpos::bind_memory(module);
   relpos::bind_kept(module);
   relpos::bind_attention(module);

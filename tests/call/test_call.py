@@ -4,7 +4,7 @@ import pytest
 import relpos
 import torch
 from relpos import _core
-from relpos._base.derivatives import NOBODY, OBSERVERS, OTHERS, RECORD
+from relpos._base.derivatives import AUTOGRAD, NOBODY, OBSERVERS, OTHERS
 from relpos._call import ops
 from relpos._call.call import RANKS, SCHEMA, TENSORS, Call
 from torch.utils.flop_counter import FlopCounterMode
@@ -80,7 +80,7 @@ def test_tensors_are_read_alike_without_the_exchange_api(dtype):
     want = run()
     try:
         use_torch(None)
-        assert _core.observer(query, key, value, Call()) == OTHERS
+        assert _core.seen_by(query, key, value, Call()) == OTHERS
         got = run()
     finally:
         use_torch(getattr(torch.Tensor, "__dlpack_c_exchange_api__", None))
@@ -93,28 +93,28 @@ def test_tensors_are_read_alike_without_the_exchange_api(dtype):
 def test_what_is_observed_goes_through_the_dispatcher():
     x = torch.randn(1, 2, 5, 4)
     grad = x.clone().requires_grad_()
-    assert _core.observer(x, x, x, Call()) == NOBODY
+    assert _core.seen_by(x, x, x, Call()) == NOBODY
     for call in (
         Call(attn_mask=torch.zeros(5, 5), window=[1, 1], parameters=(torch.zeros(2),)),
         Call(attn_mask=None, scale=2.0, position="alibi(heads=2)", parameters=[torch.zeros(2)]),
     ):
-        assert _core.observer(x, x, x, call) == NOBODY
+        assert _core.seen_by(x, x, x, call) == NOBODY
     with torch.no_grad():
-        assert _core.observer(grad, x, x, Call(attn_mask=grad)) == NOBODY
+        assert _core.seen_by(grad, x, x, Call(attn_mask=grad)) == NOBODY
     for tensors in ((grad, x, x), (x, grad, x), (x, x, grad)):
-        assert _core.observer(*tensors, Call()) == RECORD
-    assert _core.observer(x, x, x, Call(attn_mask=grad)) == RECORD
-    assert _core.observer(x, x, x, Call(parameters=(torch.zeros(2), grad))) == RECORD
-    assert _core.observer(x, x, x, (None, grad)) == RECORD
+        assert _core.seen_by(*tensors, Call()) == AUTOGRAD
+    assert _core.seen_by(x, x, x, Call(attn_mask=grad)) == AUTOGRAD
+    assert _core.seen_by(x, x, x, Call(parameters=(torch.zeros(2), grad))) == AUTOGRAD
+    assert _core.seen_by(x, x, x, (None, grad)) == AUTOGRAD
     negated = torch.randn(1, 2, 5, 4, dtype=torch.complex64).conj().imag
     for other in (negated, x.double(), x.long(), x[0], x.to("meta"), x.to_sparse(), None, 3):
-        assert _core.observer(x, other, x, Call()) == OTHERS
-        assert _core.observer(grad, other, x, Call()) == OTHERS
-    assert _core.observer(x, x, x, Call(parameters=(torch.zeros(2), negated))) == OTHERS
+        assert _core.seen_by(x, other, x, Call()) == OTHERS
+        assert _core.seen_by(grad, other, x, Call()) == OTHERS
+    assert _core.seen_by(x, x, x, Call(parameters=(torch.zeros(2), negated))) == OTHERS
 
     def hidden():
-        found = {_core.observer(query, x, x, Call()) for query in (x, grad)}
-        assert found in ({NOBODY, RECORD}, {OTHERS})
+        found = {_core.seen_by(query, x, x, Call()) for query in (x, grad)}
+        assert found in ({NOBODY, AUTOGRAD}, {OTHERS})
         return found == {OTHERS}
 
     with torch.autocast("cpu", dtype=torch.bfloat16):

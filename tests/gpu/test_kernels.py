@@ -142,7 +142,7 @@ def test_two_runs_have_the_same_bits_and_triton_computes_them():
         "write_table_gradient": 2,
         "write_cells": 4,
     }
-    before = relpos.gpu.launches()["sum_pairs"]
+    before = relpos.gpu.launches().get("sum_pairs", 0)
     first, second = (Here(GRID).computed() for _ in range(2))
     for name, result in first.items():
         assert torch.equal(result, second[name]), name

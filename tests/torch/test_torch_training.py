@@ -8,13 +8,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-LENGTH = 19
+LENGTH, LONG = 19, 1700  # gradients of LONG lie in kept blocks
 OPERATORS = ("attention", "attention_backward")
 
 
-def tensors(dtype, heads=4, kv_heads=2):
-    sizes = ((heads, 8), (kv_heads, 8), (kv_heads, 5))
-    return [torch.randn(2, n, LENGTH, d, dtype=dtype).requires_grad_() for n, d in sizes]
+def tensors(dtype, length=LENGTH):
+    sizes = ((4, 8), (2, 8), (2, 11))
+    return [torch.randn(2, n, length, d, dtype=dtype).requires_grad_() for n, d in sizes]
 
 
 def call(name):
@@ -65,6 +65,17 @@ def test_a_step_has_the_bits_of_the_operators(operators, name, return_lse, dtype
     with FlopCounterMode(display=False):
         want = step(inputs, options, leaves, return_lse=return_lse)
     assert operators == [*OPERATORS]
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_long_sequences_have_them_too(operators):
+    inputs, (options, leaves) = tensors(torch.float32, LONG), call("table")
+    assert inputs[0].nbytes > 1 << 18
+    got = step(inputs, options, leaves, return_lse=False)
+    assert not operators
+    with FlopCounterMode(display=False):
+        want = step(inputs, options, leaves, return_lse=False)
     for a, b in zip(got, want, strict=True):
         assert torch.equal(a, b)
 

@@ -3,8 +3,9 @@
 Forward mode and second derivatives raise an error: a Function has no jvp, and every gradient
 operator has a backward that raises, so that no derivative is lost silently.
 
-Eager calls use the Functions directly, which saves one dispatch. Compiled calls use the operators:
-Dynamo does not trace into them, so that transforms inside a compiled region also use these kernels.
+Eager calls use the Functions directly, which saves one dispatch, and where nobody would notice
+attention's computes without an operator. Compiled calls use the operators: Dynamo does not trace
+into them, so that transforms inside a compiled region also use these kernels.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,10 +19,9 @@ from torch.autograd import forward_ad
 from relpos import _core
 from relpos.gpu.mode import INTERPRETS
 
-# Who sees that an operator is bypassed, as _core.observer tells: nobody; the record of gradients
-# alone; or others, where one of OBSERVERS says something true or tensors are more than memory of
-# the CPU.
-NOBODY, RECORD, OTHERS = range(3)
+# Who would notice that a call bypasses its operator, by _core.seen_by. Others do where one of
+# OBSERVERS returns something true, or where a tensor is more than memory of the CPU.
+NOBODY, AUTOGRAD, OTHERS = _core.NOBODY, _core.AUTOGRAD, _core.OTHERS
 OBSERVERS = (
     torch._C._are_functorch_transforms_active,
     torch._C._len_torch_dispatch_stack,

@@ -36,8 +36,9 @@ def scores(query: Tensor, key: Tensor, call: Call) -> Tensor:
 
 class Attention(torch.autograd.Function):
     """(out, lse, softmax), and the weights if `want_weights`, from (query, key, value, want_lse,
-    want_weights, *call.apart()); lse may be None unless `want_lse`. Where nobody sees it, forward
-    and backward go without the dispatcher, which takes half of the time of 12 tokens."""
+    want_weights, *call.apart()); lse may be None unless `want_lse`. Where nobody would
+    notice, each pass is one call of _core: with operators a step of 12 tokens takes twice as long.
+    """
 
     @staticmethod
     def forward(
@@ -50,7 +51,7 @@ class Attention(torch.autograd.Function):
         *tensors: Any,
     ) -> tuple[Tensor | None, ...]:
         call = options.with_tensors(tensors)
-        if not want_weights and _core.observer(query, key, value, call) == NOBODY:
+        if not want_weights and _core.seen_by(query, key, value, call) == NOBODY:
             return _core.attend(query, key, value, call, want_lse, True)
         results = below(ops.attention, query, key, value, *call)
         if not want_weights:
@@ -72,14 +73,14 @@ class Attention(torch.autograd.Function):
             return (None,) * len(wanted)
         if dout is None:
             dout = torch.zeros_like(out)
-        needs = [*wanted[:3], *_of_tensors(wanted[6:])]
+        needs = [*wanted[:3], *_differentiable(wanted[6:])]
         given = (query, key, value, out, softmax, dout, dlse)
         call = ctx.options.with_tensors(tensors)
-        if _core.observer(query, key, value, (*given[3:], *tensors)) == NOBODY:
+        if _core.seen_by(query, key, value, (*given[3:], *tensors)) == NOBODY:
             gradients = _core.attend_backward(given, needs, call)
         else:
             gradients = deal(needs, gradient(ops.attention_backward, *given, needs, *call))
-        return *gradients[:3], None, None, None, *_to_tensors(gradients[3:], len(tensors))
+        return *gradients[:3], None, None, None, *_at_places(gradients[3:], len(tensors))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -101,11 +102,11 @@ class Scores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dscores: Tensor) -> Any:
         query, key, *tensors = ctx.saved_tensors
-        needs = [*ctx.needs_input_grad[:2], *_of_tensors(ctx.needs_input_grad[3:])]
+        needs = [*ctx.needs_input_grad[:2], *_differentiable(ctx.needs_input_grad[3:])]
         head = (query, key, dscores, needs)
         call = ctx.options.with_tensors(tensors)
         gradients = deal(needs, gradient(ops.scores_backward, *head, *call))
-        return *gradients[:2], None, *_to_tensors(gradients[2:], len(tensors))
+        return *gradients[:2], None, *_at_places(gradients[2:], len(tensors))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -115,21 +116,21 @@ class Scores(torch.autograd.Function):
 _MASK = TENSORS.index("attn_mask")
 
 
-def _of_tensors(tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Of the tensors that Call.apart() gives: those that may have a gradient, attn_mask first."""
+def _differentiable(tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """Of the tensors of Call.apart(), or of values for each: attn_mask and the parameters."""
     return (tensors[_MASK], *tensors[len(TENSORS) :]) if tensors else (False,)
 
 
-def _to_tensors(gradients: Sequence[Any], count: int) -> list[Any]:
-    """Gradients of these at the places of `count` tensors."""
+def _at_places(gradients: Sequence[Any], count: int) -> list[Any]:
+    """Gradients of attn_mask and the parameters, at their places among `count` such tensors."""
     places = [None] * min(count, len(TENSORS))
     if places:
         places[_MASK] = gradients[0]
     return [*places, *gradients[1:]]
 
 
-# Of a call, for what there is of its tensors alone.
-_NOTHING = Call(*[None] * len(Call._fields))._replace(parameters=())
+# A call for the values of vmap, of which there is one for each tensor.
+_NO_VALUES = Call(*[None] * len(Call._fields))._replace(parameters=())
 
 
 def _fold(function: Any, tensors: int, call_at: int, info: Any, in_dims: Any, args: Any) -> Any:
@@ -138,7 +139,7 @@ def _fold(function: Any, tensors: int, call_at: int, info: Any, in_dims: Any, ar
     have their own batch axis."""
     n = info.batch_size
     call = args[call_at].with_tensors(args[call_at + 1 :])
-    dims = _NOTHING.with_tensors(in_dims[call_at + 1 :])
+    dims = _NO_VALUES.with_tensors(in_dims[call_at + 1 :])
     mapped_parameters = any(dim is not None for dim in dims.parameters)
     if mapped_parameters or call.dropout_p > 0 or _core.takes_batch_inputs(call.position):
         calls = []

@@ -75,7 +75,7 @@ class Call(_named()):
         return self, ()
 
     def with_tensors(self, tensors: Sequence[Any]) -> "Call":
-        """With tensors, or with other values that there are for each."""
+        """With tensors, or with other values that there are for each; without any, as it is."""
         if not tensors:
             return self
         named = dict(zip(TENSORS, tensors, strict=False))
