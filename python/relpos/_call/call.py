@@ -32,6 +32,7 @@ RANKS = {field.name: field.rank for field in _FIELDS if field.rank is not None}
 TENSORS = [field.name for field in _FIELDS if field.type == "Tensor?"]
 _tensors = attrgetter(*TENSORS)
 _INDEX = {field.name: index for index, field in enumerate(_FIELDS)}
+_PLACES = [_INDEX[name] for name in TENSORS]  # the parameters are last
 _DEFAULTS = [field.default for field in _FIELDS]
 
 
@@ -78,8 +79,11 @@ class Call(_named()):
         """With tensors, or with other values that there are for each; without any, as it is."""
         if not tensors:
             return self
-        named = dict(zip(TENSORS, tensors, strict=False))
-        return self._replace(**named, parameters=tuple(tensors[len(TENSORS) :]))
+        values = list(self)
+        for place, tensor in zip(_PLACES, tensors, strict=False):
+            values[place] = tensor
+        values[-1] = tuple(tensors[len(_PLACES) :])
+        return self._make(values)
 
 
 _core.read_fields(Call._fields)
