@@ -45,6 +45,8 @@ NEAR = {
     ],
     "src/base": ["Buffer", "Tasks", "Threads", "OwnPool", "OutOfMemory"],
     "c/": ["OutOfMemory", "tests/call/test_c.py"],
+    "python/relpos/_base": ["tests/call/test_call.py"],
+    "python/relpos/_call/autograd": ["tests/torch/test_torch_training.py"],
     "python/relpos/_call/cache": ["tests/call/test_cache.py"],
     "python/relpos/_call/merge": ["tests/peers/test_compat.py", "tests/metamorphic"],
     "python/relpos/_call": [
