@@ -55,7 +55,7 @@ bool is_tensor(nb::handle value) {
 // `tensor` must be one: the exchange API takes its word for it.
 bool shows(nb::handle tensor, nb::dlpack::dltensor& shown) {
   const ExchangeApi* api = torch().api;
-  if (api == nullptr || api->show == nullptr || api->to_tensor == nullptr) return false;
+  if (api == nullptr) return false;
   if (api->show(tensor.ptr(), &shown) == 0) return true;
   PyErr_Clear();  // not dense, or without memory: its attributes tell
   return false;
@@ -167,6 +167,8 @@ void check_memory(nb::handle tensor, const void* data, int rank, const int64_t* 
 
 nb::object to_torch(void* managed) {
   void* made = nullptr;
+  check_value(torch().api != nullptr,
+              "expected PyTorch 2.10 or later, which has DLPack's exchange API");
   if (torch().api->to_tensor(managed, &made) != 0) throw nb::python_error();
   return nb::steal(static_cast<PyObject*>(made));
 }
@@ -210,7 +212,7 @@ void use_torch(nb::object exchange, nb::tuple types, nb::object grad_enabled, nb
     api = static_cast<const ExchangeApi*>(
         PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api"));
     if (api == nullptr) throw nb::python_error();
-    if (api->major != 1) api = nullptr;
+    if (api->major != 1 || api->show == nullptr || api->to_tensor == nullptr) api = nullptr;
   }
   torch().api = api;
   torch().types = std::move(types);

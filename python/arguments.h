@@ -46,7 +46,8 @@ struct NewTensor {
   TensorView view;
 };
 NewTensor new_tensor(const std::vector<int64_t>& shape, DType dtype);
-// A DLManagedTensorVersioned of DLPack as a tensor of PyTorch, which owns it from then on.
+// A DLManagedTensorVersioned of DLPack as a tensor of PyTorch, which owns it from then on. Where this throws
+// its deleter may have run, or not.
 nb::object to_torch(void* managed);
 // A tensor as memory of the CPU, or, wherever it lies, as zeros of its shape and dtype.
 using ReadTensor = TensorView (*)(nb::handle tensor);

@@ -250,6 +250,9 @@ nb::list attend_backward(nb::handle tensors, const nb::list& needs, const nb::tu
   Bound call(options);
   const std::vector<TensorView> t =
       to_views(tensors, {"query", "key", "value", "out", "softmax", "dout", "dlse"});
+  size_t expected = 4;
+  for (const Part& part : call.position.parts) expected += part.parameters.size();
+  check_value(needs.size() == expected, "needs: expected ", expected, ", got ", needs.size());
   nb::list results;
   const auto wanted = [&](const TensorView& of) -> TensorView {
     if (!nb::cast<bool>(needs[results.size()])) {

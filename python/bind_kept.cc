@@ -1,4 +1,5 @@
-// Results of calls in the library's kept blocks, so that a step of training touches no page that is new.
+// Results of calls in the library's memory: large ones lie in kept blocks, so that a step of training touches no
+// page that is new, and small ones cost no call of Python.
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -14,9 +15,11 @@ namespace {
 // Python has ended.
 struct Owned {
   Owned(const std::vector<int64_t>& shape, DType dtype)
-      : memory(detail::take_memory(static_cast<size_t>(checked_numel(shape, "shape")) *
-                                   static_cast<size_t>(item_size(dtype)))),
-        view(memory.data, dtype, shape) {}
+      : view(nullptr, dtype, shape),  // throws where a size is too large
+        memory(detail::take_memory(static_cast<size_t>(view.numel()) *
+                                   static_cast<size_t>(item_size(dtype)))) {
+    view.data = memory.data;
+  }
   ~Owned() { detail::give_memory(memory); }
   Owned(const Owned&) = delete;
   Owned& operator=(const Owned&) = delete;
@@ -35,8 +38,8 @@ struct Owned {
     return tensor;
   }
 
-  detail::Memory memory;
   TensorView view;
+  detail::Memory memory;
 };
 
 // DLPack's two structs for a tensor with its owner (dlpack.h, version 1.3).
@@ -56,7 +59,14 @@ struct Versioned : Owned {
     void (*deleter)(Head*);
     uint64_t flags;
     nb::dlpack::dltensor tensor;
-  } head{1, 0, this, [](Head* self) { delete static_cast<Versioned*>(self->context); }, 0, shown()};
+  } head{1, 0, this, [](Head* self) { end(static_cast<Versioned*>(self->context)); }, 0, shown()};
+  bool* ended = nullptr;  // becomes true as this ends
+
+ private:
+  static void end(Versioned* self) {
+    if (self->ended != nullptr) *self->ended = true;
+    delete self;
+  }
 };
 
 constexpr const char* kUnused = "dltensor";  // a capsule's name until somebody takes its tensor
@@ -79,9 +89,18 @@ nb::object kept_tensor(const std::vector<int64_t>& shape, nb::handle like) {
 NewTensor new_tensor(const std::vector<int64_t>& shape, DType dtype) {
   auto kept = std::make_unique<Versioned>(shape, dtype);
   const TensorView view = kept->view;
-  nb::object tensor = to_torch(&kept->head);
-  static_cast<void>(kept.release());
-  return {std::move(tensor), view};
+  // PyTorch ends it where no object could be made of its tensor, and not where it refuses it.
+  bool ended = false;
+  kept->ended = &ended;
+  Versioned* own = kept.release();
+  try {
+    nb::object tensor = to_torch(&own->head);
+    own->ended = nullptr;
+    return {std::move(tensor), view};
+  } catch (...) {
+    if (!ended) delete own;
+    throw;
+  }
 }
 
 void bind_kept(nb::module_& module) { module.def("kept_tensor", &kept_tensor); }

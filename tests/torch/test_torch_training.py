@@ -1,9 +1,15 @@
 """Training where nobody observes goes without the dispatcher, and nobody can tell."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import relpos
 import torch
+from relpos import _core
 from relpos._call import ops
+from relpos._call.call import Call
 from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -145,3 +151,45 @@ def test_what_the_backward_pass_needs_is_saved_as_autograd_saves_it(operators):
         leaves[0].add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+def test_needs_are_as_many_as_what_may_need_a_gradient():
+    inputs, (options, _) = tensors(torch.float32), call("table")
+    query, key, value = (x.detach() for x in inputs)
+    of = Call.of("attention", query, key, {"enable_gqa": True, **options})
+    out, _, softmax = _core.attend(query, key, value, of, False, True)
+    for needs in ([True, True], [True] * 6):
+        with pytest.raises(ValueError, match=f"needs: expected 5, got {len(needs)}"):
+            _core.attend_backward((query, key, value, out, softmax, out, None), needs, of)
+
+
+NTH_FAILS = """
+import _testcapi, relpos, torch
+torch.set_num_threads(1)
+x = torch.randn(2, 4, 64, 32, requires_grad=True)
+def step():
+    x.grad = None
+    out = relpos.attention(x, x, x)
+    out.sum().backward()
+    return out
+want, failed = step(), 0
+grad = x.grad
+for n in range(80):
+    _testcapi.set_nomemory(n, n + 1)
+    try:
+        step()
+    except (MemoryError, RuntimeError, SystemError):
+        failed += 1
+    finally:
+        _testcapi.remove_mem_hooks()
+    assert torch.equal(step(), want) and torch.equal(x.grad, grad), n
+print(failed)
+"""
+
+
+def test_an_allocation_of_python_that_fails_is_an_error():
+    pytest.importorskip("_testcapi")
+    command, small = [sys.executable, "-c", NTH_FAILS], {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=os.environ | small, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) > 20

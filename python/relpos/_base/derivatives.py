@@ -3,9 +3,9 @@
 Forward mode and second derivatives raise an error: a Function has no jvp, and every gradient
 operator has a backward that raises, so that no derivative is lost silently.
 
-Eager calls use the Functions directly, which saves one dispatch, and where nobody would notice
-attention's computes without an operator. Compiled calls use the operators: Dynamo does not trace
-into them, so that transforms inside a compiled region also use these kernels.
+Eager calls use the Functions directly, which saves one dispatch; that of attention computes without
+an operator where nobody would notice. Compiled calls use the operators: Dynamo does not trace into
+them, so that transforms inside a compiled region also use these kernels.
 """
 
 from collections.abc import Callable, Iterable, Sequence
