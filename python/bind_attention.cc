@@ -1,5 +1,4 @@
 // Attention and scores, forward and backward.
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -235,7 +234,7 @@ nb::tuple attend(nb::handle query, nb::handle key, nb::handle value, const nb::t
   const auto made = [&](bool wanted, DType dtype, std::vector<int64_t> shape) {
     return wanted ? new_tensor(shape, dtype) : NewTensor{nb::none(), {}};
   };
-  const auto [B, H, Lq] = std::tuple(q.shape[0], q.shape[1], q.shape[2]);
+  const int64_t B = q.shape[0], H = q.shape[1], Lq = q.shape[2];
   const NewTensor out = made(true, q.dtype, {B, H, Lq, v.shape[3]});
   const NewTensor lse = made(want_lse, wide, {B, H, Lq});
   const NewTensor softmax = made(want_softmax, wide, {B, H, Lq, 2});
@@ -244,40 +243,41 @@ nb::tuple attend(nb::handle query, nb::handle key, nb::handle value, const nb::t
   return nb::make_tuple(out.tensor, lse.tensor, softmax.tensor);
 }
 
-// attention_backward() into new tensors: the gradients of query, key, value, attn_mask and the parameters,
-// None for what does not need one. tensors: query, key, value, out, softmax, dout, dlse.
-nb::list attend_backward(nb::handle tensors, const nb::list& needs, const nb::tuple& options) {
-  Bound call(options);
-  const std::vector<TensorView> t =
-      to_views(tensors, {"query", "key", "value", "out", "softmax", "dout", "dlse"});
-  size_t expected = 4;
-  for (const Part& part : call.position.parts) expected += part.parameters.size();
-  check_value(needs.size() == expected, "needs: expected ", expected, ", got ", needs.size());
-  nb::list results;
-  const auto wanted = [&](const TensorView& of) -> TensorView {
-    if (!nb::cast<bool>(needs[results.size()])) {
-      results.append(nb::none());
-      return {};
-    }
-    const NewTensor made = new_tensor(of.dims(), of.dtype);
-    results.append(made.tensor);
-    return made.view;
-  };
-  Gradients gradients;
-  gradients.query = wanted(t.at(0));
-  gradients.key = wanted(t.at(1));
-  gradients.value = wanted(t.at(2));
-  gradients.attn_mask = wanted(call.options.attn_mask);
-  for (const Part& part : call.position.parts) {
-    gradients.parameters.emplace_back();
-    for (const TensorView& parameter : part.parameters) {
-      gradients.parameters.back().push_back(wanted(parameter));
-    }
-  }
+// query, key, value, out, softmax, dout and dlse.
+std::vector<TensorView> backward_views(nb::handle tensors) {
+  return to_views(tensors, {"query", "key", "value", "out", "softmax", "dout", "dlse"});
+}
+
+// attention_backward() of these, into the gradients of query, key, value, attn_mask and the parameters; one
+// that is not given is not computed.
+void run_backward(Bound& call, const std::vector<TensorView>& t,
+                  const std::vector<TensorView>& gradients) {
+  const Gradients wanted{gradients.at(0), gradients.at(1), gradients.at(2), call.deal(gradients, 4),
+                         gradients.at(3)};
   call.signals.run([&] {
     attention_backward(t.at(0), t.at(1), t.at(2), t.at(3), t.at(4), t.at(5), t.at(6), call.position,
-                       call.options, gradients);
+                       call.options, wanted);
   });
+}
+
+// The same into new tensors of PyTorch, None for what does not need one.
+nb::list attend_backward(nb::handle tensors, const nb::list& needs, const nb::tuple& options) {
+  Bound call(options);
+  const std::vector<TensorView> t = backward_views(tensors);
+  std::vector<TensorView> of{t.at(0), t.at(1), t.at(2), call.options.attn_mask};
+  for (const Part& part : call.position.parts) {
+    of.insert(of.end(), part.parameters.begin(), part.parameters.end());
+  }
+  check_value(needs.size() == of.size(), "needs: expected ", of.size(), ", got ", needs.size());
+  nb::list results;
+  std::vector<TensorView> gradients(of.size());
+  for (size_t n = 0; n < of.size(); ++n) {
+    NewTensor made{nb::none(), {}};
+    if (nb::cast<bool>(needs[n])) made = new_tensor(of[n].dims(), of[n].dtype);
+    gradients[n] = made.view;
+    results.append(made.tensor);
+  }
+  run_backward(call, t, gradients);
   return results;
 }
 
@@ -326,19 +326,10 @@ void bind_attention(nb::module_& module) {
       nb::arg("lse").none(), nb::arg("softmax").none());
   module.def("attend", &attend);
   module.def("attend_backward", &attend_backward);
-  // tensors: query, key, value, out, softmax, dout, dlse; gradients: of query, key, value, attn_mask
-  // and the parameters.
   module.def("attention_backward",
              [](nb::handle tensors, const nb::tuple& options, nb::handle gradients) {
                Bound call(options);
-               const std::vector<TensorView> g = to_views(gradients, "gradients");
-               const std::vector<TensorView> t =
-                   to_views(tensors, {"query", "key", "value", "out", "softmax", "dout", "dlse"});
-               const Gradients wanted{g.at(0), g.at(1), g.at(2), call.deal(g, 4), g.at(3)};
-               call.signals.run([&] {
-                 attention_backward(t.at(0), t.at(1), t.at(2), t.at(3), t.at(4), t.at(5), t.at(6),
-                                    call.position, call.options, wanted);
-               });
+               run_backward(call, backward_views(tensors), to_views(gradients, "gradients"));
              });
   module.def("attention_weights", [](nb::handle query, nb::handle key, nb::handle softmax,
                                      const nb::tuple& options, nb::handle weights) {

@@ -119,7 +119,7 @@ def test_second_derivatives_are_refused(operators):
     (dq,) = torch.autograd.grad(out.sum(), inputs[:1], create_graph=True)
     with pytest.raises(RuntimeError, match="second derivatives"):
         dq.sum().backward()
-    # A gradient that is itself trained, to inputs that are not: the step's, as MAML takes it.
+    # By a gradient of the output that is trained itself.
     seed = torch.randn_like(out).requires_grad_()
     (dq,) = torch.autograd.grad(
         relpos.attention(*inputs, enable_gqa=True), inputs[:1], seed, create_graph=True

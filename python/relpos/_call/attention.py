@@ -83,14 +83,14 @@ def attention(
         return_weights = flag("return_weights", return_weights)
     call = Call.of("attention", query, key, options)
     compiles = torch.compiler.is_compiling()
-    seer = OTHERS if compiles else _core.seen_by(query, key, value, call)
-    if seer == NOBODY and not return_weights:  # without the dispatcher, which costs 25 us
+    witness = OTHERS if compiles else _core.seen_by(query, key, value, call)
+    if witness == NOBODY and not return_weights:  # without the dispatcher, which costs 25 us
         out, lse, _ = _core.attend(query, key, value, call, return_lse, False)
         return (out, lse) if return_lse else out
-    if seer == OTHERS:
+    if witness == OTHERS:
         query, key, value = same_kind(query=query, key=key, value=value)
         check_call(call, query)
-    want_lse = return_lse or seer == OTHERS  # a transform takes no None as a result
+    want_lse = return_lse or witness == OTHERS  # a transform takes no None as a result
     results = autograd.attention(query, key, value, want_lse, return_weights, call)
     if return_lse:
         return results
