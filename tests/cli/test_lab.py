@@ -448,6 +448,11 @@ def test_without_the_chorales_it_says_how_to_go_on(monkeypatch, capsys, tmp_path
     assert "--text FILE" in said
 
 
+def test_a_scheme_that_pytorch_cannot_compare(own, capsys):
+    assert cli.main(["--compare", "shaw", "--text", str(own), "--tests", "128"]) == 2
+    assert "a bias per head" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -459,7 +464,6 @@ def test_without_the_chorales_it_says_how_to_go_on(monkeypatch, capsys, tmp_path
         (["--tests", "64"], "at least 128 tokens"),
         *(([f"--{o}", n], "from") for o, n in (("steps", "0"), ("seed", "-1"), ("seed", 23 * "9"))),
         (["--width", "100", "--heads", "3"], "multiple"),
-        (["--compare", "shaw"], "a bias per head"),
         (["--text", "/nowhere/at/all"], "cannot read"),
         (["--text", os.devnull], "use a larger file"),
     ],

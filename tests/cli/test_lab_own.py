@@ -1,12 +1,14 @@
 """The lab with positions of one's own, as module:Class."""
 
+import itertools
 import json
+import sys
 
 import pytest
 import relpos
 import torch
 from relpos._position import named
-from relpos.lab import positions
+from relpos.lab import cli, positions
 
 from tests.cli.test_lab import SMALL
 from tests.support.cli_tool import TOOL, run
@@ -60,6 +62,13 @@ class Broken(KERPLE):
         return self.p * [][0]
 
 
+class Late(KERPLE):
+    def bias(self, distance):
+        if "worker" in __import__("sys").argv[0]:
+            raise ValueError("of the training")
+        return super().bias(distance)
+
+
 class Other(torch.nn.Module):
     pass
 
@@ -77,9 +86,28 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def lab(folder, *words, **sizes):
-    given = [str(word) for pair in (SMALL | sizes).items() for word in pair]
-    return run([TOOL, "lab", *given, "--text", "text.txt", *words], cwd=folder, seconds=200)
+SIZES = [*map(str, itertools.chain(*SMALL.items())), "--text", "text.txt"]
+
+
+def lab(folder, *words):
+    return run([TOOL, "lab", *SIZES, *words], cwd=folder, seconds=200)
+
+
+@pytest.fixture
+def mine(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    yield
+    sys.modules.pop("mine", None)
+
+
+def status(*words):
+    """The exit status of a lab in this process."""
+    try:
+        return cli.main([*SIZES, *words])
+    except SystemExit as end:
+        return end.code
 
 
 def test_positions_of_ones_own_are_trained(folder):
@@ -97,6 +125,16 @@ def test_positions_of_ones_own_are_trained(folder):
     assert "A logarithm of the distance." in page
 
 
+def test_a_job_that_fails_leaves_the_others(folder):
+    texts = "rope,mine:Late(heads=4),alibi"
+    done = lab(folder, "--schemes", texts, "--compare", "off", "--json", "--quiet")
+    assert "the train job ended with status 1" in done.stderr
+    assert "ValueError: of the training" in done.stderr
+    result = json.loads(done.stdout[done.stdout.index("{") :])
+    assert [row["scheme"] for row in result["schemes"]] == ["rope", "alibi"]
+    assert len(result["failures"]) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -111,26 +149,23 @@ def test_positions_of_ones_own_are_trained(folder):
         ("mine:number", "expected a class of positions, got int"),
     ],
 )
-def test_what_the_lab_cannot_train(folder, text, said):
-    done = lab(folder, "--schemes", f"rope,{text}", "--compare", "off")
+@pytest.mark.usefixtures("mine")
+def test_what_the_lab_cannot_train(text, said, capsys):
+    assert status("--schemes", f"rope,{text}", "--compare", "off") == 2
+    assert said in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_the_tool_says_so_too(folder):
+    done = lab(folder, "--schemes", "rope,mine:Broken", "--compare", "off")
     assert done.returncode == 2, (done.stdout, done.stderr)
-    assert said in done.stderr.replace("\n", " ")
+    assert "IndexError" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_position_that_pytorch_cannot_compare(folder):
-    done = lab(folder, "--schemes", "mine:Rows", "--compare", "mine:Rows")
-    assert done.returncode == 2
-    assert "PyTorch's attention takes a bias per head" in done.stderr
-
-
-@pytest.fixture
-def mine(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr("sys.path", list(__import__("sys").path))
-    monkeypatch.delitem(__import__("sys").modules, "mine", raising=False)
-    yield
-    __import__("sys").modules.pop("mine", None)
+@pytest.mark.usefixtures("mine")
+def test_a_position_that_pytorch_cannot_compare(capsys):
+    assert status("--schemes", "mine:Rows", "--compare", "mine:Rows") == 2
+    assert "PyTorch's attention takes a bias per head" in capsys.readouterr().err
 
 
 def test_texts_and_what_they_make(mine):

@@ -1,9 +1,12 @@
 """Triton's interpreter in a third of its time: what it computes of types and shapes anew for each
-operation is kept. Results keep their bits."""
+operation is kept. Results keep their bits; denormal numbers of bfloat16, which it converts wrongly,
+are converted rightly."""
 
 import dataclasses
 import functools
 import inspect
+
+import numpy as np
 
 
 def quicken_the_interpreter():
@@ -13,7 +16,9 @@ def quicken_the_interpreter():
     replace_once(interpreter)
     without_overflow(interpreter)
     keep_types(core, interpreter)
+    move_bits(core, interpreter)
     broadcast_by_numbers(core, semantic)
+    keep_equal_types(core, semantic)
 
 
 def replace_once(interpreter):
@@ -57,8 +62,15 @@ def keep_types(core, interpreter):
     pointers, whose types have no hash."""
     name_of = getattr(interpreter, "_get_np_dtype", None)
     if name_of is not None:
-        kept = functools.cache(name_of)
-        interpreter._get_np_dtype = lambda x: kept(x) if type(x) is core.dtype else name_of(x)
+        kept, address = functools.cache(name_of), np.dtype(np.uint64)
+
+        def kept_name_of(x):
+            scalar = x.element_ty if type(x) is core.block_type else x
+            if type(scalar) is core.dtype:
+                return kept(scalar)
+            return address if type(scalar) is core.pointer_type else name_of(x)
+
+        interpreter._get_np_dtype = kept_name_of
     init_type, init_tensor = core.block_type.__init__, core.tensor.__init__
     types = {}  # what a type has, and its tensors' shape and count of elements
 
@@ -85,6 +97,24 @@ def keep_types(core, interpreter):
     core.block_type.__init__, core.tensor.__init__ = init_kept_type, init_kept_tensor
 
 
+def move_bits(core, interpreter):
+    """Casts between float32 and bfloat16, which truncate, of which it computes sign, exponent and
+    digits one by one."""
+    convert = getattr(interpreter, "_convert_float", None)
+    if convert is None:
+        return
+    narrow, wide = core.bfloat16, core.float32
+
+    def moved(numbers, of, to, rounding):
+        if of == narrow and to == wide:
+            return numbers.astype(np.uint32) << np.uint32(16)
+        if of == wide and to == narrow and rounding is None:
+            return (numbers.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        return convert(numbers, of, to, rounding)
+
+    interpreter._convert_float = moved
+
+
 def broadcast_by_numbers(core, semantic):
     """Shapes of one rank compare as Python's numbers; Triton's tuples make new ones to compare."""
     broadcast = semantic.TritonSemantic.broadcast_impl_value
@@ -108,3 +138,37 @@ def broadcast_by_numbers(core, semantic):
         return broadcast(self, lhs, rhs)
 
     semantic.TritonSemantic.broadcast_impl_value = broadcast_impl_value
+
+
+def keep_equal_types(core, semantic):
+    """Operands of one type need no cast, but for divisions of 16-bit numbers; a number beside a
+    tensor is made a tensor once."""
+    check = semantic.TritonSemantic.binary_op_type_checking_impl
+    types = dict.fromkeys((core.int32, core.uint32, core.int64), int)
+    types |= dict.fromkeys((core.float32, core.float64), float)
+    numbers = {id(dtype): kind for dtype, kind in types.items()}  # to hash a dtype takes long
+    constants = {}
+
+    def beside(self, tensor, number):
+        """The number as a tensor of the type and the shape of another, which stays as it is; None
+        where that one may not."""
+        if numbers.get(id(tensor.dtype)) is not type(number):
+            return None
+        shape = tensor.type.shape if tensor.type.is_block() else ()
+        key = (id(tensor.dtype), repr(number), *map(int, shape))
+        if key not in constants:
+            constants[key] = check(self, tensor, number)[1]
+        return constants[key]
+
+    def binary_op_type_checking_impl(self, lhs, rhs, *allowed, **asked):
+        left, right = type(lhs) is core.tensor, type(rhs) is core.tensor
+        if left and right:
+            if lhs.dtype is rhs.dtype and id(lhs.dtype) in numbers:
+                return self.broadcast_impl_value(lhs, rhs)
+        elif left and (other := beside(self, lhs, rhs)) is not None:
+            return lhs, other
+        elif right and (other := beside(self, rhs, lhs)) is not None:
+            return other, rhs
+        return check(self, lhs, rhs, *allowed, **asked)
+
+    semantic.TritonSemantic.binary_op_type_checking_impl = binary_op_type_checking_impl

@@ -7,6 +7,7 @@ Each run prints the five comparisons that came nearest to their bounds (`near.py
 is 1 where a test fails or a comparison needs more than half of its bound.
 """
 
+import functools
 import os
 import subprocess
 import sys
@@ -27,6 +28,7 @@ print(branch, torch.backends.cpu.get_cpu_capability(), torch.backends.mkldnn.is_
 BRANCHES = {"COMPATIBLE": "3", "AVX2": "10", "AVX512": "12"}  # of mkl_cbwr.h
 
 
+@functools.cache
 def seen(**environment):
     """(branch of MKL, units of torch, whether torch has oneDNN), as text."""
     run = [sys.executable, "-c", SEEN]

@@ -17,7 +17,7 @@ from relpos.lab import chorales, compare, data
 from relpos.lab.model import Shape
 from relpos.lab.positions import Run, runs_of
 from relpos.lab.progress import Progress, clock
-from relpos.lab.runner import JobFailed, run_job
+from relpos.lab.runner import JobFailed, Jobs
 
 PROMPT_STEPS = 64  # of the grid: 16 quarters
 CONTINUED_STEPS = 128
@@ -202,24 +202,26 @@ def run(plan: Plan, work: Path) -> Outcome:
     begin = time.monotonic()
     if not plan.quiet:
         print(f"{plan.corpus.name}: {len(plan.corpus.train):,} tokens to train on", file=sys.stderr)
-    try:
-        for number, scheme in enumerate(plan.schemes, 1):
-            title = f"[{number}/{len(plan.schemes)}] {scheme:<{max(map(len, plan.schemes))}}"
-            _attempt(outcome, _train, scheme, title, work)
-        if plan.compare:
-            _attempt(outcome, _compare, work)
-    except KeyboardInterrupt:
-        outcome.interrupted = True
-        if not plan.quiet:
-            print(
-                "\ninterrupted: the report of what is done follows; --resume goes on with the rest",
-                file=sys.stderr,
-            )
-    try:
-        if outcome.best:
-            _attempt(outcome, _continue, work)
-    except KeyboardInterrupt:
-        outcome.interrupted = True
+    with Jobs(work, plan.threads) as jobs:
+        try:
+            for number, scheme in enumerate(plan.schemes, 1):
+                title = f"[{number}/{len(plan.schemes)}] {scheme:<{max(map(len, plan.schemes))}}"
+                _attempt(outcome, _train, jobs, scheme, title)
+            if plan.compare:
+                _attempt(outcome, _compare, jobs)
+        except KeyboardInterrupt:
+            outcome.interrupted = True
+            if not plan.quiet:
+                print(
+                    "\ninterrupted: the report of what is done follows; --resume goes on with the "
+                    "rest",
+                    file=sys.stderr,
+                )
+        try:
+            if outcome.best:
+                _attempt(outcome, _continue, jobs)
+        except KeyboardInterrupt:
+            outcome.interrupted = True
     outcome.seconds = time.monotonic() - begin
     return outcome
 
@@ -238,7 +240,7 @@ def _attempt(outcome: Outcome, job: Callable[..., None], *arguments) -> None:
         print(f"\nrelpos lab: {failure}", file=sys.stderr)
 
 
-def _train(outcome: Outcome, scheme: str, title: str, work: Path) -> None:
+def _train(outcome: Outcome, jobs: Jobs, scheme: str, title: str) -> None:
     plan = outcome.plan
     progress = Progress(title, len(plan.starts), quiet=plan.quiet)
     begin = time.monotonic()
@@ -253,8 +255,8 @@ def _train(outcome: Outcome, scheme: str, title: str, work: Path) -> None:
 
     progress.say("starts")
     outcome.stopped = last  # until it is through
-    result, arrays = run_job(
-        work / _folder(plan, scheme),
+    result, arrays = jobs.run(
+        _folder(plan, scheme),
         plan.job("train", scheme=scheme, tests=plan.tests),
         {
             "train": plan.corpus.train,
@@ -271,7 +273,7 @@ def _train(outcome: Outcome, scheme: str, title: str, work: Path) -> None:
     progress.close(f"loss {losses}  ({clock(time.monotonic() - begin)})")
 
 
-def _compare(outcome: Outcome, work: Path) -> None:
+def _compare(outcome: Outcome, jobs: Jobs) -> None:
     """The same few steps on relpos and on PyTorch, at the training shape and with long windows."""
     plan = outcome.plan
     batch, length = plan.starts.shape[1], plan.shape.length
@@ -287,8 +289,8 @@ def _compare(outcome: Outcome, work: Path) -> None:
         for attend in compare.IMPLEMENTATIONS:
             progress = Progress("compare", COMPARED_STEPS, quiet=plan.quiet)
             progress.say(f"{batch} x {length} on {attend}")
-            row[attend], _ = run_job(
-                work / f"compare-{attend}-{length}",
+            row[attend], _ = jobs.run(
+                f"compare-{attend}-{length}",
                 plan.job("compare", scheme=plan.compare, attend=attend, length=length),
                 {"train": plan.corpus.train, "starts": starts},
                 on_event=lambda event: None,
@@ -297,19 +299,19 @@ def _compare(outcome: Outcome, work: Path) -> None:
         progress.close(compare.summary(row))
 
 
-def _continue(outcome: Outcome, work: Path) -> None:
+def _continue(outcome: Outcome, jobs: Jobs) -> None:
     """The best scheme continues the opening of a held-out piece."""
     plan, best = outcome.plan, outcome.best
     music = plan.corpus.kind == "chorales"
     count = CONTINUED_STEPS * chorales.VOICES if music else CONTINUED_BYTES
     progress = Progress(f"continue with {best.scheme}", count, quiet=plan.quiet)
     progress.say("starts")
-    _, arrays = run_job(
-        work / "continue",
+    _, arrays = jobs.run(
+        "continue",
         plan.job(
             "continue",
             scheme=best.scheme,
-            weights=str(work / _folder(plan, best.scheme) / "arrays.npz"),
+            weights=str(jobs.folder / _folder(plan, best.scheme) / "arrays.npz"),
             new_tokens=count,
             temperature=TEMPERATURE,
             forbidden=[chorales.START] if music else [],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,44 +32,87 @@ class JobFailed(RuntimeError):
     """A job ended without a result; the text ends with what it wrote to stderr."""
 
 
-def run_job(
-    folder: Path,
-    job: dict,
-    data: dict[str, np.ndarray],
-    *,
-    on_event: Callable[[dict], None],
-) -> tuple[dict, dict[str, np.ndarray]]:
-    """Result and arrays of one worker, or those that are in its folder. KeyboardInterrupt ends the
-    worker and is raised again."""
-    if not (folder / "result.json").exists():
-        _work(folder, job, data, on_event)
-    return json.loads((folder / "result.json").read_text()), read_arrays(folder / "arrays.npz")
+class Jobs:
+    """Runs jobs in folders below `folder`, each on `threads` threads; a context that ends the
+    process which starts them. To import PyTorch takes seconds, so that one process does so for all
+    of them (worker.py)."""
 
+    def __init__(self, folder: Path, threads: int) -> None:
+        self.folder = folder
+        self._threads = threads
+        self._starter: subprocess.Popen | None = None
 
-def _work(
-    folder: Path, job: dict, data: dict[str, np.ndarray], on_event: Callable[[dict], None]
-) -> None:
-    folder.mkdir(exist_ok=True)
-    write_json(folder / "job.json", job)
-    write_arrays(folder / "data.npz", data)
-    with (
-        (folder / "stderr").open("wb") as errors,
-        subprocess.Popen(
-            [sys.executable, "-c", _START, str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env={**_ALLOCATOR, **os.environ, "OMP_NUM_THREADS": str(job["threads"])},
-            start_new_session=True,  # Ctrl-C comes to this process alone
-            text=True,
-        ) as process,
-    ):
-        try:
-            for line in process.stdout:
-                on_event(json.loads(line))
-            status = process.wait()
-        except BaseException:
-            process.kill()
-            raise
-    if status != 0:
-        tail = (folder / "stderr").read_text(errors="replace").strip().splitlines()[-12:]
-        raise JobFailed(f"the {job['kind']} job ended with status {status}:\n" + "\n".join(tail))
+    def __enter__(self) -> Jobs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def run(
+        self,
+        name: str,
+        job: dict,
+        data: dict[str, np.ndarray],
+        *,
+        on_event: Callable[[dict], None],
+    ) -> tuple[dict, dict[str, np.ndarray]]:
+        """Result and arrays of a job, or those that are in its folder. KeyboardInterrupt ends the
+        job and is raised again."""
+        folder = self.folder / name
+        if not (folder / "result.json").exists():
+            folder.mkdir(exist_ok=True)
+            write_json(folder / "job.json", job)
+            write_arrays(folder / "data.npz", data)
+            try:
+                status = self._work(folder, on_event)
+            except BaseException:
+                self._end()
+                raise
+            if status != 0:
+                raise JobFailed(
+                    f"the {job['kind']} job ended with status {status}:\n{self._said(folder)}"
+                )
+        return json.loads((folder / "result.json").read_text()), read_arrays(folder / "arrays.npz")
+
+    def _work(self, folder: Path, on_event: Callable[[dict], None]) -> int:
+        """The status of a job, or of the starter where that one ended."""
+        (folder / "stderr").unlink(missing_ok=True)
+        if self._starter is None or self._starter.poll() is not None:
+            self._end()
+            self._starter = self._started()
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._starter.stdin.fileno(), f"{folder.name}\n".encode())
+        for line in self._starter.stdout:
+            event = json.loads(line)
+            if event["event"] == "end":
+                return event["status"]
+            on_event(event)
+        return self._starter.wait()
+
+    def _started(self) -> subprocess.Popen:
+        with (self.folder / "stderr").open("wb") as errors:
+            return subprocess.Popen(
+                [sys.executable, "-c", _START, str(self.folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**_ALLOCATOR, **os.environ, "OMP_NUM_THREADS": str(self._threads)},
+                start_new_session=True,  # Ctrl-C comes to this process alone
+                text=True,
+            )
+
+    def _end(self) -> None:
+        """Ends the starter and its job."""
+        if self._starter is None:
+            return
+        with self._starter as starter:
+            if starter.poll() is None:
+                os.killpg(starter.pid, signal.SIGKILL)
+        self._starter = None
+
+    def _said(self, folder: Path) -> str:
+        """The end of what a job wrote to stderr; of what the starter did, if the job did not
+        begin."""
+        job, starter = folder / "stderr", self.folder / "stderr"
+        text = (job if job.exists() else starter).read_text(errors="replace")
+        return "\n".join(text.strip().splitlines()[-12:])

@@ -1,18 +1,24 @@
-"""One job of the lab, in its own process. runner.py starts it with the job's folder.
+"""The jobs of the lab, each in its own process: a fork of this one, which runner.py starts with the
+folder of a run and which imports PyTorch once for all of them.
 
-FOLDER has job.json and the tokens; the job writes arrays.npz and then result.json there, and on the
-way what kept.py says. Progress goes to stdout, one JSON object in each line.
+Each line of stdin is the name of a folder below, which has job.json and the tokens; the job writes
+arrays.npz and then result.json there, and on the way what kept.py says. Progress goes to stdout, a
+JSON object in each line, of which the last is {"event": "end", "status": of the process}. On macOS
+there is no fork: this process does one job and ends.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # by this process for all jobs, whose optimizers would
 
 from relpos.lab import compare, kept, look, sample
 from relpos.lab import train as training
@@ -115,8 +121,8 @@ def run_compare(job: dict, data: dict, _: Path) -> tuple[dict, dict]:
 JOBS = {"train": run_train, "continue": run_continue, "compare": run_compare}
 
 
-def main(folder: Path) -> None:
-    torch.set_deterministic_debug_mode("error")  # the usual way imports torch.compile
+def run_job(folder: Path) -> None:
+    torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
     with kept.locked(folder):
         if (folder / "result.json").exists():
@@ -127,6 +133,33 @@ def main(folder: Path) -> None:
         result, arrays = JOBS[job["kind"]](job, data, folder)
         kept.write_arrays(folder / "arrays.npz", arrays)
         kept.write_json(folder / "result.json", result)
+
+
+def own_process(folder: Path) -> None:
+    """A job in a process that has nothing else to do, and its end."""
+    status = 1
+    try:
+        for path, stream in ((os.devnull, 0), (folder / "stderr", 2)):
+            opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+            os.dup2(opened, stream)
+            os.close(opened)
+        run_job(folder)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)  # what has registered itself to run at exit is of the other process
+
+
+def main(run: Path) -> None:
+    for line in sys.stdin:
+        alone = sys.platform == "darwin"  # whose libraries do not survive a fork
+        process = 0 if alone else os.fork()
+        if process == 0:
+            own_process(run / line.rstrip("\n"))
+        _, status = os.waitpid(process, 0)
+        tell(event="end", status=os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":
