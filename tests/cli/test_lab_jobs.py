@@ -1,94 +1,146 @@
-"""The processes of the lab's jobs: one that starts them, each a fork of it."""
+"""The processes of the lab's jobs: a starter, and a fork of it for each."""
 
 import os
 import signal
+import time
 
 import pytest
 from relpos.lab import runner
 
-# Speaks as worker.py does, and computes nothing: what a job is asked is what its process does.
+from tests.support.patience import timeout
+
+# Forks and speaks as worker.py does, and computes nothing: a job does what its kind says.
 STARTER = """
-import json, os, pathlib, sys
+import json, os, pathlib, sys, time
 run = pathlib.Path(sys.argv[1])
 def tell(**event):
     print(json.dumps(event), flush=True)
+def work(folder, kind):
+    tell(event="step", starter=os.getppid(), job=os.getpid())
+    if kind == "waits":
+        time.sleep(600)
+    elif kind == "fails":
+        (folder / "stderr").write_text("one line\\nwhy it failed\\n")
+        return 1
+    elif kind == "is killed":
+        os.kill(os.getpid(), 9)
+    elif kind != "says nothing":
+        (folder / "arrays.npz").write_bytes((folder / "data.npz").read_bytes())
+        (folder / "result.json").write_text(json.dumps({"of": kind}))
+    return 0
 for line in sys.stdin:
     folder = run / line.strip()
     kind = json.loads((folder / "job.json").read_text())["kind"]
-    if kind == "end":
+    if kind == "is the starter's":
         sys.exit("the starter ends")
-    if kind == "fail":
-        (folder / "stderr").write_text("one line\\nwhy it failed\\n")
-    else:
-        tell(event="step", starter=os.getpid())
-        (folder / "arrays.npz").write_bytes((folder / "data.npz").read_bytes())
-        (folder / "result.json").write_text('{"of": "%s"}' % kind)
-    tell(event="end", status=int(kind == "fail"))
+    process = os.fork() if kind != "does not fork" else 0
+    if process == 0:
+        os._exit(work(folder, kind))
+    _, status = os.waitpid(process, 0)
+    tell(event="end", status=os.waitstatus_to_exitcode(status))
 """
+
+
+class Jobs(runner.Jobs):
+    def told(self, name, kind="works"):
+        """What a job told."""
+        events = []
+        result, _ = self.run(name, {"kind": kind}, {}, on_event=events.append)
+        assert result == {"of": kind}
+        return events
+
+    def starter_of(self, name):
+        return self.told(name)[0]["starter"]
 
 
 @pytest.fixture
 def jobs(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "_START", STARTER)
-    with runner.Jobs(tmp_path, threads=1) as jobs:
+    with Jobs(tmp_path, threads=1) as jobs:
         yield jobs
 
 
-def starter_of(jobs, name, kind="run"):
-    told = []
-    result, _ = jobs.run(name, {"kind": kind}, {}, on_event=told.append)
-    assert result == {"of": kind}
-    return told[0]["starter"] if told else None
-
-
-def is_there(process):
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
+def ends(process):
+    """Whether it ends in a moment: its files are closed before it is gone."""
+    until = time.monotonic() + timeout(5)
+    while not has_ended(process):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
     return True
 
 
+def has_ended(process):
+    """Also where init has not seen it yet."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
 def test_jobs_have_one_starter_which_ends_with_them(jobs):
-    first, second = (starter_of(jobs, name) for name in ("a", "b"))
-    assert first == second
-    assert starter_of(jobs, "a") is None  # its result is there
+    (first,), (second,) = jobs.told("a"), jobs.told("b")
+    assert first["starter"] == second["starter"]
+    assert first["job"] != second["job"]
+    assert jobs.told("a") == []  # its result is there
     jobs.__exit__()
-    assert not is_there(first)
-    assert starter_of(jobs, "c") != first
+    assert ends(first["starter"])
+    assert jobs.starter_of("c") != first["starter"]
 
 
-def test_a_job_that_fails_says_why_and_others_go_on(jobs):
-    first = starter_of(jobs, "a")
-    with pytest.raises(runner.JobFailed, match="the fail job ended with status 1:\none line\nwhy"):
-        jobs.run("b", {"kind": "fail"}, {}, on_event=print)
-    assert starter_of(jobs, "c") == first
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("fails", "status 1:\none line\nwhy it failed"),
+        ("is killed", "status -9:\n"),
+        ("says nothing", "status 0:\n"),
+    ],
+)
+def test_a_job_that_fails_says_why_and_others_go_on(jobs, kind, said):
+    first = jobs.starter_of("a")
+    with pytest.raises(runner.JobFailed, match=f"the {kind} job ended with {said}"):
+        jobs.told("b", kind)
+    assert jobs.starter_of("c") == first
 
 
 def test_a_starter_that_ends_fails_one_job(jobs):
-    first = starter_of(jobs, "a")
+    first = jobs.starter_of("a")
     with pytest.raises(runner.JobFailed, match="status 1:\nthe starter ends"):
-        jobs.run("b", {"kind": "end"}, {}, on_event=print)
-    second = starter_of(jobs, "c")
-    assert second != first
+        jobs.told("b", "is the starter's")
+    second = jobs.starter_of("c")
     os.kill(second, signal.SIGKILL)
-    jobs._starter.wait()
-    assert starter_of(jobs, "d") not in (first, second)
+    with pytest.raises(runner.JobFailed, match="status -9"):
+        jobs.told("d")
+    assert len({first, second, jobs.starter_of("e")}) == 3
+
+
+def test_one_that_does_not_fork_has_a_starter_of_its_own(jobs):
+    (first,), (second,) = jobs.told("a", "does not fork"), jobs.told("b", "does not fork")
+    assert first["job"] != second["job"]
 
 
 def test_one_that_cannot_start_says_why(jobs, monkeypatch):
     monkeypatch.setattr(runner, "_START", "import absent")
     with pytest.raises(runner.JobFailed, match="No module named 'absent'"):
-        jobs.run("a", {"kind": "run"}, {}, on_event=print)
+        jobs.told("a")
 
 
-def test_ctrl_c_ends_the_starter(jobs):
-    seen = []
+@pytest.mark.parametrize("starter_too", [False, True])
+def test_ctrl_c_ends_a_job(jobs, starter_too):
+    """Also one whose starter was killed."""
+    seen = {}
 
     def interrupted(event):
-        seen.append(event["starter"])
+        seen.update(event)
+        if starter_too:
+            os.kill(event["starter"], signal.SIGKILL)
         raise KeyboardInterrupt
 
+    begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        jobs.run("a", {"kind": "run"}, {}, on_event=interrupted)
-    assert not is_there(seen[0])
+        jobs.run("a", {"kind": "waits"}, {}, on_event=interrupted)
+    assert time.monotonic() - begin < timeout(60)
+    assert ends(seen["starter"])
+    assert ends(seen["job"])
+    assert jobs.starter_of("b") != seen["starter"]

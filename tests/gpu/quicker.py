@@ -58,8 +58,8 @@ def without_overflow(interpreter):
 
 
 def keep_types(core, interpreter):
-    """The types of results, the shapes of tensors and NumPy's names of types, from tables; but for
-    pointers, whose types have no hash."""
+    """The types of results and the shapes of tensors, but for those of pointers, which have no
+    hash; and NumPy's names of types."""
     name_of = getattr(interpreter, "_get_np_dtype", None)
     if name_of is not None:
         kept, address = functools.cache(name_of), np.dtype(np.uint64)
@@ -99,7 +99,7 @@ def keep_types(core, interpreter):
 
 def move_bits(core, interpreter):
     """Casts between float32 and bfloat16, which truncate, of which it computes sign, exponent and
-    digits one by one."""
+    digits one by one. Arrays lie in the order of their axes, as its own do: sums depend on it."""
     convert = getattr(interpreter, "_convert_float", None)
     if convert is None:
         return
@@ -107,9 +107,9 @@ def move_bits(core, interpreter):
 
     def moved(numbers, of, to, rounding):
         if of == narrow and to == wide:
-            return numbers.astype(np.uint32) << np.uint32(16)
+            return numbers.astype(np.uint32, order="C") << np.uint32(16)
         if of == wide and to == narrow and rounding is None:
-            return (numbers.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+            return (numbers.view(np.uint32) >> np.uint32(16)).astype(np.uint16, order="C")
         return convert(numbers, of, to, rounding)
 
     interpreter._convert_float = moved
@@ -141,18 +141,19 @@ def broadcast_by_numbers(core, semantic):
 
 
 def keep_equal_types(core, semantic):
-    """Operands of one type need no cast, but for divisions of 16-bit numbers; a number beside a
-    tensor is made a tensor once."""
+    """Operands of one type of 32 or 64 bits need no cast, and a Python number of that kind beside
+    a tensor is made a tensor once."""
     check = semantic.TritonSemantic.binary_op_type_checking_impl
-    types = dict.fromkeys((core.int32, core.uint32, core.int64), int)
-    types |= dict.fromkeys((core.float32, core.float64), float)
-    numbers = {id(dtype): kind for dtype, kind in types.items()}  # to hash a dtype takes long
+    kinds = dict.fromkeys((core.int32, core.uint32, core.int64), int)
+    kinds |= dict.fromkeys((core.float32, core.float64), float)
+    # By id, since to hash a dtype takes long; the module keeps each.
+    kind_of_number = {id(dtype): kind for dtype, kind in kinds.items()}
     constants = {}
 
     def beside(self, tensor, number):
         """The number as a tensor of the type and the shape of another, which stays as it is; None
         where that one may not."""
-        if numbers.get(id(tensor.dtype)) is not type(number):
+        if kind_of_number.get(id(tensor.dtype)) is not type(number):
             return None
         shape = tensor.type.shape if tensor.type.is_block() else ()
         key = (id(tensor.dtype), repr(number), *map(int, shape))
@@ -160,15 +161,17 @@ def keep_equal_types(core, semantic):
             constants[key] = check(self, tensor, number)[1]
         return constants[key]
 
-    def binary_op_type_checking_impl(self, lhs, rhs, *allowed, **asked):
+    def binary_op_type_checking_impl(self, lhs, rhs, *pointers, **asked):
+        if "arithmetic_check" in asked:  # or not
+            return check(self, lhs, rhs, *pointers, **asked)
         left, right = type(lhs) is core.tensor, type(rhs) is core.tensor
         if left and right:
-            if lhs.dtype is rhs.dtype and id(lhs.dtype) in numbers:
+            if lhs.dtype is rhs.dtype and id(lhs.dtype) in kind_of_number:
                 return self.broadcast_impl_value(lhs, rhs)
         elif left and (other := beside(self, lhs, rhs)) is not None:
             return lhs, other
         elif right and (other := beside(self, rhs, lhs)) is not None:
             return other, rhs
-        return check(self, lhs, rhs, *allowed, **asked)
+        return check(self, lhs, rhs, *pointers, **asked)
 
     semantic.TritonSemantic.binary_op_type_checking_impl = binary_op_type_checking_impl

@@ -99,12 +99,12 @@ print([case for case in all_cases(TARGETS)[0] if "toy#" in case["position"]])
 """
     here = {"env": environment, "cwd": tree}
     cases = ran([sys.executable, "-c", script], **here)
-    found = json.loads(ran([sys.executable, "-m", WORKER], **here, input=cases))
+    found = json.loads(ran([sys.executable, "-m", WORKER], **here, input=cases, seconds=600))
     assert found["count"] > 4
     assert found["problems"] == []
 
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["tests/schemes/test_conformance.py", "tests/docs/test_docs_schemes.py"]
     command += ["-k", "toy or docs and not equals_the_formula"]
-    summary = ran(command, **here).splitlines()[-1]
+    summary = ran(command, **here, seconds=600).splitlines()[-1]
     assert int(re.search(r"(\d+) passed", summary)[1]) > 4, summary

@@ -52,7 +52,8 @@ class Ranks:
         seconds = seconds or patience.timeout(SECONDS)
         self.size, self.seconds, self.closed = size, seconds, False
         store = os.path.join(folder, f"store{size}")
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed.tensor"])  # and torch, which takes long
         self.pipes, self.processes = [], []
         for rank in range(size):
             here, there = context.Pipe()

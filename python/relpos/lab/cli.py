@@ -160,7 +160,7 @@ def _check_positions(made: argparse.ArgumentParser, options: argparse.Namespace)
 
 @contextlib.contextmanager
 def _unwinding() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the worker, then this process."""
+    """SIGTERM and SIGHUP end the job, then this process."""
 
     def end(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)

@@ -85,7 +85,7 @@ def run_folder(out: Path, asked: dict, *, resume: bool) -> Iterator[Path]:
 
 def _taken(lock: IO[str]) -> bool:
     """Whether nobody holds the lock, or a process that ends within PATIENCE seconds: where a run is
-    killed as it starts a worker, that one holds it until it is a program of its own."""
+    killed as it starts another, that one holds it until it is a program of its own."""
     until = time.monotonic() + PATIENCE
     while True:
         try:
@@ -105,7 +105,7 @@ def remove(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Waits for a worker that has outlived its lab and is still at this job."""
+    """Waits for a process that has outlived its lab and is still at this job."""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -33,9 +33,11 @@ class JobFailed(RuntimeError):
 
 
 class Jobs:
-    """Runs jobs in folders below `folder`, each on `threads` threads; a context that ends the
-    process which starts them. To import PyTorch takes seconds, so that one process does so for all
-    of them (worker.py)."""
+    """Runs jobs in folders below `folder`, one after the other, on at most `threads` threads.
+
+    To import PyTorch takes seconds, so that one process, the starter, does so for all jobs, which
+    are forks of it (worker.py). They are one group of processes, which leaving this context ends.
+    """
 
     def __init__(self, folder: Path, threads: int) -> None:
         self.folder = folder
@@ -68,18 +70,18 @@ class Jobs:
             except BaseException:
                 self._end()
                 raise
-            if status != 0:
+            if not (folder / "result.json").exists():
                 raise JobFailed(
                     f"the {job['kind']} job ended with status {status}:\n{self._said(folder)}"
                 )
         return json.loads((folder / "result.json").read_text()), read_arrays(folder / "arrays.npz")
 
     def _work(self, folder: Path, on_event: Callable[[dict], None]) -> int:
-        """The status of a job, or of the starter where that one ended."""
+        """The status of a job, or of the starter where that one ended first."""
         (folder / "stderr").unlink(missing_ok=True)
-        if self._starter is None or self._starter.poll() is not None:
-            self._end()
-            self._starter = self._started()
+        self._starter = self._starter or self._started()
+        # A starter that has ended is known by the end of its stdout. What a buffer of stdin held
+        # back would be written, and fail, once more when it is closed.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._starter.stdin.fileno(), f"{folder.name}\n".encode())
         for line in self._starter.stdout:
@@ -87,7 +89,7 @@ class Jobs:
             if event["event"] == "end":
                 return event["status"]
             on_event(event)
-        return self._starter.wait()
+        return self._end()
 
     def _started(self) -> subprocess.Popen:
         with (self.folder / "stderr").open("wb") as errors:
@@ -101,18 +103,25 @@ class Jobs:
                 text=True,
             )
 
-    def _end(self) -> None:
-        """Ends the starter and its job."""
-        if self._starter is None:
-            return
-        with self._starter as starter:
-            if starter.poll() is None:
+    def _end(self) -> int:
+        """Ends the starter and its job, if there is one, and waits for both; the starter's status.
+
+        Their group is killed before the starter is waited for: until then its number is no other
+        group's.
+        """
+        starter, self._starter = self._starter, None
+        if starter is None:
+            return 0
+        with starter:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # that of macOS: ended
                 os.killpg(starter.pid, signal.SIGKILL)
-        self._starter = None
+            starter.stdout.read()  # to its end, which comes when nobody is left to write
+        return starter.returncode
 
     def _said(self, folder: Path) -> str:
-        """The end of what a job wrote to stderr; of what the starter did, if the job did not
-        begin."""
-        job, starter = folder / "stderr", self.folder / "stderr"
-        text = (job if job.exists() else starter).read_text(errors="replace")
-        return "\n".join(text.strip().splitlines()[-12:])
+        """The end of what a job wrote to stderr, or else of what the starter did."""
+        for file in (folder / "stderr", self.folder / "stderr"):
+            text = file.read_text(errors="replace").strip() if file.exists() else ""
+            if text:
+                return "\n".join(text.splitlines()[-12:])
+        return ""

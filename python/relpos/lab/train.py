@@ -49,7 +49,8 @@ def rate_at(step: int, steps: int, rate: float) -> float:
 
 
 def memory_mb(field: str) -> float:
-    """VmRSS (resident now) or VmHWM (its peak) of this process; 0 where /proc has none.
+    """VmRSS (resident now) or VmHWM (its peak) of this process; 0 where /proc has none. Pages of
+    libraries count once the process has touched them.
 
     The peak of getrusage is not used, since a new process starts with that of its parent.
     """

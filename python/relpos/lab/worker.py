@@ -3,14 +3,16 @@ folder of a run and which imports PyTorch once for all of them.
 
 Each line of stdin is the name of a folder below, which has job.json and the tokens; the job writes
 arrays.npz and then result.json there, and on the way what kept.py says. Progress goes to stdout, a
-JSON object in each line, of which the last is {"event": "end", "status": of the process}. On macOS
-there is no fork: this process does one job and ends.
+JSON object in each line; the last of each job is {"event": "end", "status": of its process}.
+
+On macOS, whose libraries do not survive a fork, this process does one job itself and ends.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import time
 import traceback
@@ -18,13 +20,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch._dynamo  # by this process for all jobs, whose optimizers would
+import torch._dynamo  # an optimizer of each job would otherwise
 
 from relpos.lab import compare, kept, look, sample
 from relpos.lab import train as training
 from relpos.lab.model import Model, Shape
 
-_EVENTS = sys.stdout
+_EVENTS = os.fdopen(os.dup(1), "w")  # which programs that a job starts do not have
 
 
 def tell(**event) -> None:
@@ -130,32 +132,34 @@ def run_job(folder: Path) -> None:
         job = json.loads((folder / "job.json").read_text())
         data = kept.read_arrays(folder / "data.npz")
         torch.set_num_threads(job["threads"])
+        random.seed(job["seed"])
+        np.random.seed(job["seed"] % 2**32)  # noqa: NPY002  of what a position of one's own draws
         result, arrays = JOBS[job["kind"]](job, data, folder)
         kept.write_arrays(folder / "arrays.npz", arrays)
         kept.write_json(folder / "result.json", result)
 
 
 def own_process(folder: Path) -> None:
-    """A job in a process that has nothing else to do, and its end."""
+    """Runs a job and ends this process, without what the starter has registered for its exit."""
     status = 1
     try:
-        for path, stream in ((os.devnull, 0), (folder / "stderr", 2)):
-            opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-            os.dup2(opened, stream)
-            os.close(opened)
+        stderr = os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(stderr, 1)
+        os.dup2(stderr, 2)
         run_job(folder)
         status = 0
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stderr.flush()
-        os._exit(status)  # what has registered itself to run at exit is of the other process
+        os._exit(status)
 
 
 def main(run: Path) -> None:
+    forks = sys.platform != "darwin"
     for line in sys.stdin:
-        alone = sys.platform == "darwin"  # whose libraries do not survive a fork
-        process = 0 if alone else os.fork()
+        process = os.fork() if forks else 0
         if process == 0:
             own_process(run / line.rstrip("\n"))
         _, status = os.waitpid(process, 0)
@@ -163,5 +167,6 @@ def main(run: Path) -> None:
 
 
 if __name__ == "__main__":
+    os.dup2(2, 1)
     sys.stdout = sys.stderr  # what positions of one's own print
     main(Path(sys.argv[1]))
