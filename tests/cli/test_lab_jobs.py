@@ -2,14 +2,16 @@
 
 import os
 import signal
+import sys
 import time
 
 import pytest
 from relpos.lab import runner
 
+from tests.support.cli_tool import ran
 from tests.support.patience import timeout
 
-# Forks and speaks as worker.py does, and computes nothing: a job does what its kind says.
+# Forks and speaks as starter.py does, and computes nothing: a job does what its kind says.
 STARTER = """
 import json, os, pathlib, sys, time
 run = pathlib.Path(sys.argv[1])
@@ -118,6 +120,14 @@ def test_a_starter_that_ends_fails_one_job(jobs):
 def test_one_that_does_not_fork_has_a_starter_of_its_own(jobs):
     (first,), (second,) = jobs.told("a", "does not fork"), jobs.told("b", "does not fork")
     assert first["job"] != second["job"]
+
+
+def test_the_starter_has_pytorch_and_not_relpos():
+    """Whose fork would compute on other threads than PyTorch's."""
+    code = f"import runpy, sys; runpy.run_path({runner._STARTER!r}); " + (
+        "print(*(name in sys.modules for name in ('torch._dynamo', 'relpos')))"
+    )
+    assert ran([sys.executable, "-c", code]) == "True False\n"
 
 
 def test_one_that_cannot_start_says_why(jobs, monkeypatch):

@@ -64,7 +64,7 @@ class Broken(KERPLE):
 
 class Late(KERPLE):
     def bias(self, distance):
-        if "worker" in __import__("sys").argv[0]:
+        if "relpos.lab.worker" in __import__("sys").modules:
             raise ValueError("of the training")
         return super().bias(distance)
 

@@ -20,11 +20,12 @@ from relpos.lab.kept import read_arrays, write_arrays, write_json
 # these settings a step of the default size takes 278 ms instead of 318 on one thread.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 
-# As `-m relpos.lab.worker`, but no file in the current folder can replace a module.
+# No file in the current folder can replace a module.
 _ROOT = str(Path(relpos.__file__).parents[1])
+_STARTER = str(Path(__file__).with_name("starter.py"))
 _START = (
     f"import sys; sys.path[:] = [*filter(None, sys.path), {_ROOT!r}]; import runpy; "
-    "runpy.run_module('relpos.lab.worker', run_name='__main__', alter_sys=True)"
+    f"runpy.run_path({_STARTER!r}, run_name='__main__')"
 )
 
 
@@ -36,7 +37,7 @@ class Jobs:
     """Runs jobs in folders below `folder`, one after the other, on at most `threads` threads.
 
     To import PyTorch takes seconds, so that one process, the starter, does so for all jobs, which
-    are forks of it (worker.py). They are one group of processes, which leaving this context ends.
+    are forks of it (starter.py). They are one group of processes, which leaving this context ends.
     """
 
     def __init__(self, folder: Path, threads: int) -> None:

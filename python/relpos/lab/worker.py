@@ -1,11 +1,7 @@
-"""The jobs of the lab, each in its own process: a fork of this one, which runner.py starts with the
-folder of a run and which imports PyTorch once for all of them.
+"""The jobs of the lab, each in its own process, which starter.py starts with the job's folder.
 
-Each line of stdin is the name of a folder below, which has job.json and the tokens; the job writes
-arrays.npz and then result.json there, and on the way what kept.py says. Progress goes to stdout, a
-JSON object in each line; the last of each job is {"event": "end", "status": of its process}.
-
-On macOS, whose libraries do not survive a fork, this process does one job itself and ends.
+It has job.json and the tokens; the job writes arrays.npz and then result.json there, and on the way
+what kept.py says. What it tells is one JSON object in each line.
 """
 
 from __future__ import annotations
@@ -13,27 +9,21 @@ from __future__ import annotations
 import json
 import os
 import random
-import sys
 import time
-import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch._dynamo  # an optimizer of each job would otherwise
 
 from relpos.lab import compare, kept, look, sample
 from relpos.lab import train as training
 from relpos.lab.model import Model, Shape
 
-_EVENTS = os.fdopen(os.dup(1), "w")  # which programs that a job starts do not have
+Tell = Callable[..., None]
 
 
-def tell(**event) -> None:
-    print(json.dumps(event), file=_EVENTS, flush=True)
-
-
-def run_train(job: dict, data: dict, folder: Path) -> tuple[dict, dict]:
+def run_train(job: dict, data: dict, folder: Path, tell: Tell) -> tuple[dict, dict]:
     """Trains one scheme, tests it at every length, and computes what it has learned."""
     shape = Shape(**job["shape"])
     model = Model(shape, job["scheme"], seed=job["seed"])
@@ -85,7 +75,7 @@ def run_train(job: dict, data: dict, folder: Path) -> tuple[dict, dict]:
     return result, arrays
 
 
-def run_continue(job: dict, data: dict, _: Path) -> tuple[dict, dict]:
+def run_continue(job: dict, data: dict, _: Path, tell: Tell) -> tuple[dict, dict]:
     """Continues the prompt with the weights of a trained scheme."""
     model = Model(Shape(**job["shape"]), job["scheme"], seed=job["seed"])
     kept.load_weights(model, kept.read_arrays(Path(job["weights"])))
@@ -101,7 +91,7 @@ def run_continue(job: dict, data: dict, _: Path) -> tuple[dict, dict]:
     return {"tokens": len(tokens)}, {"tokens": tokens}
 
 
-def run_compare(job: dict, data: dict, _: Path) -> tuple[dict, dict]:
+def run_compare(job: dict, data: dict, _: Path, __: Tell) -> tuple[dict, dict]:
     """Runs training steps on one of the two implementations of attention."""
     model = Model(
         Shape(**job["shape"]),
@@ -123,7 +113,12 @@ def run_compare(job: dict, data: dict, _: Path) -> tuple[dict, dict]:
 JOBS = {"train": run_train, "continue": run_continue, "compare": run_compare}
 
 
-def run_job(folder: Path) -> None:
+def run_job(folder: Path, events: int) -> None:
+    """Does the job of a folder, unless it is done; tells of its progress to a descriptor."""
+
+    def tell(**event) -> None:
+        os.write(events, f"{json.dumps(event)}\n".encode())
+
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
     with kept.locked(folder):
@@ -134,39 +129,6 @@ def run_job(folder: Path) -> None:
         torch.set_num_threads(job["threads"])
         random.seed(job["seed"])
         np.random.seed(job["seed"] % 2**32)  # noqa: NPY002  of what a position of one's own draws
-        result, arrays = JOBS[job["kind"]](job, data, folder)
+        result, arrays = JOBS[job["kind"]](job, data, folder, tell)
         kept.write_arrays(folder / "arrays.npz", arrays)
         kept.write_json(folder / "result.json", result)
-
-
-def own_process(folder: Path) -> None:
-    """Runs a job and ends this process, without what the starter has registered for its exit."""
-    status = 1
-    try:
-        stderr = os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(stderr, 1)
-        os.dup2(stderr, 2)
-        run_job(folder)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def main(run: Path) -> None:
-    forks = sys.platform != "darwin"
-    for line in sys.stdin:
-        process = os.fork() if forks else 0
-        if process == 0:
-            own_process(run / line.rstrip("\n"))
-        _, status = os.waitpid(process, 0)
-        tell(event="end", status=os.waitstatus_to_exitcode(status))
-
-
-if __name__ == "__main__":
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr  # what positions of one's own print
-    main(Path(sys.argv[1]))
