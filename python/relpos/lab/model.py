@@ -1,15 +1,20 @@
-"""The model: a small decoder-only Transformer; `attend` computes its attention."""
+"""The model: a small decoder-only Transformer, whose attention `attend` computes, and how it
+continues a piece, one token at a time, with a cache of keys and values."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import relpos
 from relpos.lab.positions import make_positions
+
+TOP_P = 0.95  # of the probability, from which a token is drawn
 
 
 @dataclass(frozen=True)
@@ -115,3 +120,40 @@ class Model(nn.Module):
         """Mean loss of each next token of int64 [B, L + 1]."""
         logits = self(tokens[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def pick(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
+    """A random token of the most likely ones that together have TOP_P of the probability."""
+    probabilities, order = torch.softmax(logits.double() / temperature, dim=-1).sort(
+        descending=True
+    )
+    keep = int((probabilities.cumsum(-1) < TOP_P).sum()) + 1
+    chosen = torch.multinomial(probabilities[:keep], 1, generator=generator)
+    return int(order[chosen])
+
+
+@torch.no_grad()
+def continue_tokens(
+    model: Model,
+    prompt: np.ndarray,
+    count: int,
+    *,
+    seed: int,
+    temperature: float,
+    forbidden: Sequence[int] = (),
+    report: Callable[[int], None],
+) -> np.ndarray:
+    """The `count` tokens after `prompt`."""
+    model.eval()
+    generator = torch.Generator().manual_seed(seed)
+    cache = Cache()
+    past, step = 0, torch.from_numpy(prompt)[None]
+    tokens: list[int] = []
+    while len(tokens) < count:
+        logits = model(step, cache, past)[0, -1]
+        past += step.shape[1]
+        logits[list(forbidden)] = -torch.inf
+        tokens.append(pick(logits, temperature, generator))
+        step = torch.tensor([[tokens[-1]]])
+        report(len(tokens))
+    return np.array(tokens, dtype=np.int64)

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from relpos.lab import compare, kept, look, sample
+from relpos.lab import compare, kept, look
 from relpos.lab import train as training
-from relpos.lab.model import Model, Shape
+from relpos.lab.model import Model, Shape, continue_tokens
 
 Tell = Callable[..., None]
 
@@ -79,7 +79,7 @@ def run_continue(job: dict, data: dict, _: Path, tell: Tell) -> tuple[dict, dict
     """Continues the prompt with the weights of a trained scheme."""
     model = Model(Shape(**job["shape"]), job["scheme"], seed=job["seed"])
     kept.load_weights(model, kept.read_arrays(Path(job["weights"])))
-    tokens = sample.continue_tokens(
+    tokens = continue_tokens(
         model,
         data["prompt"],
         job["new_tokens"],
