@@ -1,5 +1,6 @@
 """The processes of the lab's jobs: a starter, and a fork of it for each."""
 
+import json
 import os
 import signal
 import sys
@@ -128,6 +129,29 @@ def test_the_starter_has_pytorch_and_not_relpos():
         "print(*(name in sys.modules for name in ('torch._dynamo', 'relpos')))"
     )
     assert ran([sys.executable, "-c", code]) == "True False\n"
+
+
+DRAW = """
+import random
+from pathlib import Path
+import numpy as np
+from relpos.lab import kept, worker
+worker.JOBS["draw"] = lambda *_: ({"drawn": [random.random(), np.random.rand()]}, {})
+for seed, name in ((3, "a"), (3, "b"), (4, "c")):
+    Path(name).mkdir()
+    kept.write_json(Path(name, "job.json"), {"kind": "draw", "threads": 1, "seed": seed})
+    kept.write_arrays(Path(name, "data.npz"), {})
+    worker.run_job(Path(name), 1)
+    print(Path(name, "result.json").read_text())
+"""
+
+
+def test_positions_that_draw_numbers_draw_those_of_the_seed(tmp_path):
+    first, again, other = map(
+        json.loads, ran([sys.executable, "-c", DRAW], cwd=tmp_path).split("\n")[:3]
+    )
+    assert first == again
+    assert all(x != y for x, y in zip(first["drawn"], other["drawn"], strict=True))
 
 
 def test_one_that_cannot_start_says_why(jobs, monkeypatch):

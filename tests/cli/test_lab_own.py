@@ -14,6 +14,7 @@ from tests.cli.test_lab import SMALL
 from tests.support.cli_tool import TOOL, run
 
 MODULE = '''
+import sys
 import relpos, torch
 
 print("imported")
@@ -64,7 +65,7 @@ class Broken(KERPLE):
 
 class Late(KERPLE):
     def bias(self, distance):
-        if "relpos.lab.worker" in __import__("sys").modules:
+        if "relpos.lab.worker" in sys.modules:
             raise ValueError("of the training")
         return super().bias(distance)
 

@@ -162,7 +162,7 @@ def keep_equal_types(core, semantic):
         return constants[key]
 
     def binary_op_type_checking_impl(self, lhs, rhs, *pointers, **asked):
-        if "arithmetic_check" in asked:  # or not
+        if "arithmetic_check" in asked:  # without it, types may differ
             return check(self, lhs, rhs, *pointers, **asked)
         left, right = type(lhs) is core.tensor, type(rhs) is core.tensor
         if left and right:

@@ -85,7 +85,7 @@ def run_folder(out: Path, asked: dict, *, resume: bool) -> Iterator[Path]:
 
 def _taken(lock: IO[str]) -> bool:
     """Whether nobody holds the lock, or a process that ends within PATIENCE seconds: where a run is
-    killed as it starts another, that one holds it until it is a program of its own."""
+    killed as it starts the starter, that one holds it until it is a program of its own."""
     until = time.monotonic() + PATIENCE
     while True:
         try:

@@ -122,7 +122,7 @@ class Model(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def pick(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
+def pick(logits: Tensor, temperature: float, generator: torch.Generator) -> int:
     """A random token of the most likely ones that together have TOP_P of the probability."""
     probabilities, order = torch.softmax(logits.double() / temperature, dim=-1).sort(
         descending=True

@@ -38,6 +38,7 @@ class Jobs:
 
     To import PyTorch takes seconds, so that one process, the starter, does so for all jobs, which
     are forks of it (starter.py). They are one group of processes, which leaving this context ends.
+    The fork server of multiprocessing has no environment and no group of its own.
     """
 
     def __init__(self, folder: Path, threads: int) -> None:

@@ -1,7 +1,7 @@
 """The jobs of the lab, each in its own process, which starter.py starts with the job's folder.
 
-It has job.json and the tokens; the job writes arrays.npz and then result.json there, and on the way
-what kept.py says. What it tells is one JSON object in each line.
+The folder has job.json and the tokens; the job writes arrays.npz and then result.json there, and on
+the way what kept.py says. It tells of its progress by JSON objects, one in each line.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def run_job(folder: Path, events: int) -> None:
         job = json.loads((folder / "job.json").read_text())
         data = kept.read_arrays(folder / "data.npz")
         torch.set_num_threads(job["threads"])
-        random.seed(job["seed"])
-        np.random.seed(job["seed"] % 2**32)  # noqa: NPY002  of what a position of one's own draws
+        random.seed(job["seed"])  # from here on for positions of one's own, which may draw
+        np.random.seed(job["seed"] % 2**32)  # noqa: NPY002
         result, arrays = JOBS[job["kind"]](job, data, folder, tell)
         kept.write_arrays(folder / "arrays.npz", arrays)
         kept.write_json(folder / "result.json", result)
