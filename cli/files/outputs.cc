@@ -59,9 +59,9 @@ void Outputs::add_folder(const std::string& path) {
                   code.message());
     }
   }
-  if (!fs::is_directory(path, code)) {
-    throw_error(ErrorKind::kIo, path, ": expected a folder, it is a file");
-  }
+  if (fs::is_directory(path, code)) return;
+  if (code) throw_error(ErrorKind::kIo, path, ": cannot look at the folder: ", code.message());
+  throw_error(ErrorKind::kIo, path, ": expected a folder, it is a file");
 }
 
 void Outputs::commit() {

@@ -38,24 +38,30 @@ std::string printable(std::string_view text) {
   return result + "'";
 }
 
-InputFile::InputFile(const std::string& path) : path_(path == "-" ? "standard input" : path) {
-  // Non-blocking: opening a FIFO must not wait for a writer before it is refused.
-  descriptor_ = path == "-" ? ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0)
-                            : ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+InputFile::InputFile(const std::string& path)
+    // Non-blocking: opening a FIFO must not wait for a writer before it is refused.
+    : InputFile{path == "-" ? "standard input" : path,
+                path == "-" ? ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0)
+                            : ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)} {
   if (descriptor_ < 0) fail("cannot open for reading: ", system_text(errno));
   struct stat status{};
-  const bool regular = ::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode);
+  if (::fstat(descriptor_, &status) != 0) fail("cannot read: ", system_text(errno));
+  const bool regular = S_ISREG(status.st_mode);
   if (path == "-" && (!regular || ::lseek(descriptor_, 0, SEEK_CUR) != 0)) {
     read_to_end();
   } else if (regular) {
     size_ = status.st_size;
   } else {
-    ::close(descriptor_);
     fail("expected a regular file");
   }
 }
 
-InputFile::~InputFile() { ::close(descriptor_); }
+InputFile::InputFile(std::string path, int descriptor)
+    : path_(std::move(path)), descriptor_(descriptor) {}
+
+InputFile::~InputFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
 
 void InputFile::read_to_end() {
   held_ = true;
@@ -66,11 +72,7 @@ void InputFile::read_to_end() {
     const ssize_t got =
         ::read(descriptor_, held_bytes_.data() + size_, static_cast<size_t>(kChunk));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) {
-      const int code = errno;
-      ::close(descriptor_);
-      fail("cannot read: ", system_text(code));
-    }
+    if (got < 0) fail("cannot read: ", system_text(errno));
     if (got == 0) return;
     size_ += got;
   }

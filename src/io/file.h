@@ -42,6 +42,7 @@ class RELPOS_EXPORT InputFile {
   }
 
  private:
+  InputFile(std::string path, int descriptor);
   void read_to_end();
   std::string path_;
   int descriptor_ = -1;

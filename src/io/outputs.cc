@@ -15,13 +15,17 @@ namespace fs = std::filesystem;
 
 constexpr int kMostNames = 1000, kMostLinks = 40;
 
-// The file that `path` leads to, which need not exist; "" for links that lead in a circle.
+// The file that `path` leads to, which need not exist; "" and errno where that is not to be known.
 std::string followed(fs::path path) {
+  std::error_code code;
   for (int n = 0; n < kMostLinks; ++n) {
-    std::error_code code;
-    if (!fs::is_symlink(path, code)) return path.string();
+    const fs::file_status found = fs::symlink_status(path, code);
+    if (found.type() == fs::file_type::none) break;
+    if (!fs::is_symlink(found)) return path.string();
     path = path.parent_path() / fs::read_symlink(path, code);
+    if (code) break;
   }
+  errno = code ? code.value() : ELOOP;
   return "";
 }
 
@@ -41,10 +45,7 @@ std::string fresh_name(const std::string& target, Make make) {
 
 OutputFile::OutputFile(const std::string& path) : Sink(path, -1), target_(path) {
   target_ = followed(path);
-  if (target_.empty()) {
-    errno = ELOOP;
-    fail("follow the link");
-  }
+  if (target_.empty()) fail("find the file that it leads to");
   const std::string folder = fs::path(target_).parent_path().string();
   look(folder.empty() ? "." : folder);
   create();
