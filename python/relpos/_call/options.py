@@ -78,6 +78,9 @@ LIBRARIES: dict[type, Tensors] = {}
 
 def library_of(query: Any) -> Tensors:
     """Of what is no tensor of any, the first, since the call refuses it."""
+    known = LIBRARIES.get(type(query))
+    if known is not None:
+        return known
     found = (each for kind, each in LIBRARIES.items() if isinstance(query, kind))
     return next(found, None) or next(iter(LIBRARIES.values()))
 

@@ -91,9 +91,9 @@ def values_of(position: Any) -> list[Tensor]:
 
 def flat(position: Any) -> tuple[str, Sequence[Tensor]]:
     """Both, in the shortest time where a call has one part."""
+    if isinstance(position, Part):
+        return position._text, position._values()
     parts = flatten(position)
-    if len(parts) == 1:
-        return parts[0]._text, parts[0]._values()
     return text_of(parts), values_of(parts)
 
 
