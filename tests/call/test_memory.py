@@ -16,7 +16,7 @@ SLACK = 4 << 20  # allocator arenas, thread stacks, page rounding
 
 SINGLE = {(name, 0): lengths for name, lengths in LENGTHS.items()}
 PACKED = {("t5", 128): LENGTHS["t5"][1:]}
-OWN = {(name, 0): [256, 16384] for name in ("Kerple", "Network")}
+OWN = {(name, 0): [256, 8192] for name in ("Kerple", "Network")}
 COMPOSED = {("self_extend", 0): [4096, 8192], ("cope", 0): [1024, 2048]}
 
 

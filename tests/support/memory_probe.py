@@ -32,7 +32,7 @@ def composed(name, inputs):
     table = torch.zeros(32, SIZE, requires_grad=True)
     options, leaves = {
         "self_extend": ({"position": rope, "group_size": 4, "window_size": 512}, []),
-        "cope": ({"table": table, "rows": 8}, [table]),
+        "cope": ({"table": table, "rows": 32}, [table]),
     }[name]
     return *getattr(relpos.compose, name)(*inputs, **options, return_lse=True), leaves
 
