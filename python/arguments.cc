@@ -300,6 +300,14 @@ Position parsed(const std::string& text) {
   return found->second;
 }
 
+bool takes_batch_inputs(const Position& position) {
+  return std::ranges::any_of(position.parts, [](const Part& part) {
+    return std::ranges::any_of(part.specs(), [](const ParameterSpec& spec) {
+      return spec.input && std::ranges::find(spec.shape, kBatch) != spec.shape.end();
+    });
+  });
+}
+
 Position to_position(const std::string& text, nb::handle tensors, ReadTensor read) {
   Position position;
   if (text.empty()) return position;

@@ -64,6 +64,8 @@ Path& forced_path();
 // The position of a text that is not empty, parsed once, with room for its parameters. Any thread may
 // ask.
 Position parsed(const std::string& text);
+// Whether an input of a call has a batch axis.
+bool takes_batch_inputs(const Position& position);
 // Fills in the parameters of `text`; an error names the parameter. Needs the GIL.
 Position to_position(const std::string& text, nb::handle tensors, ReadTensor read = memory_of);
 Part to_part(const std::string& text, nb::handle tensors);

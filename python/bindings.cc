@@ -39,16 +39,6 @@ std::vector<std::string> kinds_of(Text text) {
   return kinds;
 }
 
-// Whether an input of a call has a batch axis.
-bool takes_batch_inputs(Text text) {
-  const Position position = parse_position(text);
-  return std::ranges::any_of(position.parts, [](const Part& part) {
-    return std::ranges::any_of(part.specs(), [](const ParameterSpec& spec) {
-      return spec.input && std::ranges::find(spec.shape, kBatch) != spec.shape.end();
-    });
-  });
-}
-
 // Of each tensor of a position: its name, where it is an input the names of its axes (else nothing),
 // and whether it is read as its sums along the last.
 nb::list list_tensors(Text text) {
@@ -123,7 +113,9 @@ void bind_rotations(nb::module_& module) {
 }
 
 void bind_positions(nb::module_& module) {
-  module.def("takes_batch_inputs", &takes_batch_inputs);
+  module.def("takes_batch_inputs",
+             [](Text text) { return takes_batch_inputs(parse_position(text)); });
+  module.def("reads_length", [](Text text) { return reads_length(parse_position(text)); });
   module.def("term_kinds", &kinds_of);
   module.def("list_tensors", &list_tensors);
   module.def("place_tokens", &place_tokens_of);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "arguments.h"
+#include "relpos/family.h"
 
 namespace relpos {
 namespace {
@@ -69,15 +70,6 @@ CallArgument to_argument(CallOption::Kind kind, XLA_FFI_AttrType type, const voi
   if (kind == CallOption::Kind::kInt) return scalar<int64_t>(from, XLA_FFI_DataType_S64);
   check_value(kind == CallOption::Kind::kReal, "attributes: expected no tensor");
   return scalar<double>(from, XLA_FFI_DataType_F64);
-}
-
-// Whether a part takes inputs with a batch axis of their own.
-bool takes_batch_inputs(const Position& position) {
-  return std::ranges::any_of(position.parts, [](const Part& part) {
-    return std::ranges::any_of(part.specs(), [](const ParameterSpec& spec) {
-      return spec.input && std::ranges::find(spec.shape, kBatch) != spec.shape.end();
-    });
-  });
 }
 
 }  // namespace
@@ -237,14 +229,19 @@ bool XlaCall::fold(const XlaBuffer& buffer, int64_t batch, TensorView& view) con
   return true;
 }
 
-// Whether one call for all slices means the same: dropout counts by batch row, and what is not query,
-// key or value has one gradient for each slice.
+// Whether one call for all slices means the same: dropout counts by batch row, what is not query, key or
+// value has one gradient for each slice, and where tokens stand says how long a slice is.
 bool XlaCall::folds() const {
   const bool own_gradients = std::ranges::all_of(gradients_, [&](int64_t operand) {
     const std::string_view name = operand_names_.at(static_cast<size_t>(operand));
     return name == "query" || name == "key" || name == "value";
   });
-  return own_gradients && options_.dropout_p == 0.0 && !takes_batch_inputs(position_);
+  const bool one_length =
+      !reads_length(position_) || std::ranges::none_of(operand_names_, [](std::string_view name) {
+        return name == "q_offsets" || name == "k_offsets" || name == "q_positions" ||
+               name == "k_positions";
+      });
+  return own_gradients && one_length && options_.dropout_p == 0.0 && !takes_batch_inputs(position_);
 }
 
 bool XlaCall::folded(XlaTensors& to) const {

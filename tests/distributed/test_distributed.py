@@ -102,6 +102,11 @@ OPTIONS = {
         "k_positions": torch.arange(72) * 3,
         "is_causal": True,
     },
+    "positions, sinks beside grids": {
+        "schemes": [("attention_sink", 0), ("swin", 0), ("beit", 0)],
+        "q_positions": torch.arange(72) % 40,
+        "k_positions": torch.arange(72) % 50,
+    },
     "all_gather": {"mode": "all_gather", "is_causal": True},
     "tiny": {"queries": 300, "window": (40, 0), "batch": 2, "key_heads": 2, "padding": True},
 }
@@ -113,6 +118,27 @@ def test_options(name):
     for n, layout in enumerate(LAYOUTS):
         for size in SIZES if FULL else [(2, 3)[(n + len(name)) % 2]]:
             check(size, **MEDIUM | OPTIONS[name] | {"layout": layout})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_gates_of_keys_that_none_sees_have_no_gradient(packed, layout):
+    """Not even a rounding error: those behind the last that is seen, of each sequence."""
+    case = {"schemes": [("forgetting", 0)], "queries": 72, "keys": 90, "layout": layout}
+    if packed:
+        case |= {"cu_seqlens": torch.tensor([0, 30, 72]), "cu_seqlens_k": torch.tensor([0, 45, 90])}
+        case |= {"q_offset": torch.zeros(2, dtype=torch.int64), "is_causal": True}
+        seen = [*range(30), *range(45, 87)]
+    else:
+        high = torch.arange(72) // 3
+        case |= {"q_offset": 18, "key_range": (torch.zeros_like(high), high)}
+        seen = [*range(23)]
+    hidden = [key for key in range(90) if key not in seen]
+    for size in SIZES:
+        answers = shared(size).results(ring_case.run, dtype=torch.float32, **case)
+        gradient = joined(answers, **case)["dinput0"]
+        assert gradient[..., seen[1:]].ne(0).any()
+        assert gradient[..., hidden].eq(0).all(), gradient[..., hidden].abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -11,6 +11,7 @@ from tests.fuzz.factors import PLAIN, text_of
 from tests.fuzz.rules import makes_sense, refusal, said
 from tests.support.promise import (
     Bounded,
+    eps_of,
     missed,
     promised,
     promised_scores,
@@ -90,6 +91,7 @@ def judged(call, found, weights):
         for name in ("out", "lse"):
             if name in found:
                 inside(call, name, found, promises)
+        from_later_sequences(call, promises)
     lines = [f"no {name}" for name in promises.keys() - found.keys()]
     lines += [f"{name} was not asked for" for name in found.keys() - promises.keys()]
     lines += wrong_types(call, found)
@@ -117,6 +119,21 @@ def inside(call, name, found, promises):
     exact = torch.where(seen, promise.exact, 0.0)
     promises[name] = Bounded(exact, torch.where(seen, promise.bound, 1e-300))
     found[name] = torch.where(seen, found[name], 0.0)
+
+
+def from_later_sequences(call, promises):
+    """Adds what the gradients of inputs that are summed over keys may have of later sequences: the
+    sums run over all of them, in double."""
+    share = 2.0**-53 / eps_of(call.dtype)
+    for index, module in enumerate(call.modules):
+        specs = [*module._specs, *module._inputs]
+        for spec in (specs[n] for n in module._cumulative):
+            name = f"gradient of part {index} {spec.name}"
+            if name in promises:
+                exact, bound = promises[name].exact, promises[name].bound
+                of_rows = bound[..., :1]
+                later = of_rows.flip(0).cumsum(0).flip(0) - of_rows
+                promises[name] = Bounded(exact, bound + share * later)
 
 
 def wrong_types(call, found):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from tests.fuzz.call import names_of, numbers_of, parts_of
-from tests.support.oracle import exclusive, oracle_of, reads_length
+from tests.support.oracle import exclusive, oracle_of, places, reads_length
 from tests.support.oracle import placed as placed_by
 
 
@@ -31,7 +31,12 @@ def both(case, kind):
 
 
 def placing(case):
-    return has(case, "place")
+    return any(places(*part) for part in parts_of(case) or ())
+
+
+def two_place(case):
+    parts = parts_of(case) or ()
+    return len(parts) == 2 and all(places(*part) for part in parts)
 
 
 def of_pairs(case):
@@ -114,7 +119,7 @@ REFUSED = [
     ),
     Refusal(
         "two placements",
-        lambda case: both(case, "places") and not placed(case) and placements_differ(case),
+        lambda case: two_place(case) and not placed(case) and placements_differ(case),
         "^position: .* and .* place token",
         "a token has one position",
         "position=levit beside=decomposed",
@@ -186,7 +191,7 @@ REFUSED = [
         for name, condition, says, example in (
             ("mask", other("mask", "none"), "^attn_mask: expected None", "mask=bool:qk"),
             ("weights", value("also", "weights"), "^return_weights: expected", "also=weights"),
-            ("pairs", of_pairs, "^pair_", "position=pair_bias"),
+            ("pairs", of_pairs, "^position: pair_", "position=pair_bias"),
         )
     ),
     Refusal(
@@ -305,7 +310,9 @@ def coherent(case):
         case["also"] != "weights" or not case["mask"].startswith("least"),
         case["wants"] != "mask" or case["mask"].startswith(("float", "least")),
         case["wants"] != "tables" or names_of(case) or case["sinks"] != "none" or through == "rows",
-        not both(case, "places") or case["place"] != "rows",
+        not two_place(case) or case["place"] != "rows",
+        # The rows of a batch have one length, the calls of vmap each its own.
+        through != "vmap" or not reads(case) or case["place"] not in ("rows", "row-positions"),
         case["also"] != "scores" or through in ("call", "checkpoint"),
         case["hidden"] == "numbers" or case["padding"] != "none",
         case["tables"] == "own" or names_of(case) or case["sinks"] != "none",

@@ -271,6 +271,24 @@ def test_vmap_gives_the_bits_of_calls_one_by_one(case, batch):
     same_tree(jax.jit(jax.vmap(both, in_axes=(dims,)))(made), slices(both))
 
 
+@pytest.mark.parametrize("name", ["q_offset", "positions"])
+def test_each_call_of_vmap_has_its_own_length(name):
+    """On which the frequencies of rope_dynamic depend, beyond the positions of training."""
+    random = np.random.default_rng(6)
+    text = f"rope_dynamic(head_dim={D}, layout=half, factor=2, max_position_embeddings=4)"
+    q, k, v = (jnp.asarray(random.standard_normal((3, 2, H, L, D), np.float32)) for _ in range(3))
+
+    def one(q, k, v, start):
+        where = {"q_offset": start}
+        if name == "positions":
+            where = {"q_positions": jnp.arange(L) + start, "k_positions": jnp.arange(L)}
+        return rj.attention(q, k, v, position=text, **where)
+
+    starts = jnp.asarray([0, 7, 300])
+    want = jnp.stack([one(*(x[n] for x in (q, k, v, starts))) for n in range(3)])
+    same_tree(jax.vmap(one)(q, k, v, starts), want)
+
+
 def test_vmap_of_vmap(held):
     q, k, v, table = held
     many = jnp.stack([q * n for n in range(1, 9)]).reshape(2, 4, *q.shape)

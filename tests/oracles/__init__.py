@@ -51,6 +51,9 @@ More functions where a scheme has what they stand for:
         The positions of tokens by number, int64 of any shape, where the call gives none. Where keys
         stand elsewhere, place_keys says where.
 
+    def places(options) -> bool
+        Whether `place` holds; without it, it does.
+
 What else the tests must know of a scheme, as attributes of the module:
 
     ROTATES    True where it rotates: two that do are never summed; nor are two that place tokens.

@@ -29,14 +29,16 @@ def inputs(options, batch, heads, queries, keys, normal):
     return {"q_segments": drawn(queries).clamp(max=2), "k_segments": drawn(keys).clamp(max=2)}
 
 
+def places(options):
+    return options.get("separate_cls", True)
+
+
 def place(options, tokens):
-    apart = options.get("separate_cls", True) & (tokens == 0)
-    return torch.where(apart, 2 * options.get("max_length", 512), tokens)
+    return torch.where(tokens == 0, 2 * options.get("max_length", 512), tokens)
 
 
 def place_keys(options, tokens):
-    apart = options.get("separate_cls", True) & (tokens <= 0)
-    return torch.where(apart, tokens - options.get("max_length", 512), tokens)
+    return torch.where(tokens <= 0, tokens - options.get("max_length", 512), tokens)
 
 
 def terms(options, parameters, pos_q, pos_k):

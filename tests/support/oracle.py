@@ -47,10 +47,16 @@ def configs_of(name, heads, head_dim, value_dim, key_heads=None):
 
 
 def exclusive(name):
-    """What a scheme does to a whole call, of which a sum has at most one: it may rotate, it may
-    place tokens, and it may leave a number for each query to the softmax, or be what sees it."""
-    found = {"ROTATES": "rotates", "place": "places", "UP_TO_QUERY": "rows", "SINKS": "rows"}
+    """What a scheme does to a whole call, of which a sum has at most one: it may rotate, and it
+    may leave a number for each query to the softmax, or be what sees it."""
+    found = {"ROTATES": "rotates", "UP_TO_QUERY": "rows", "SINKS": "rows"}
     return {kind for attribute, kind in found.items() if hasattr(oracle_of(name), attribute)}
+
+
+def places(name, options):
+    """Whether tokens stand elsewhere than at their numbers."""
+    oracle = oracle_of(name)
+    return hasattr(oracle, "place") and getattr(oracle, "places", lambda _: True)(options)
 
 
 def reads_length(name, options):
@@ -120,7 +126,7 @@ def place_of(chosen):
     """From token numbers and "q" or "k" to positions, as the one of [(name, options)] that places
     them says."""
     for name, options in chosen:
-        if hasattr(oracle_of(name), "place"):
+        if places(name, options):
             return partial(placed, oracle_of(name), options)
     return None
 

@@ -173,6 +173,26 @@ def test_vmap_of_other_axes_masks_and_offsets(table):
     same_bits(got, [offset(q, n) for n, q in enumerate(many)])
 
 
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["q_offset", "positions"])
+def test_each_call_of_vmap_has_its_own_length(name, dropout_p):
+    """On which the frequencies of rope_dynamic depend, beyond the positions of training."""
+    options = {"layout": "half", "factor": 2.0, "max_position_embeddings": 4}
+    position = relpos.DynamicRoPE(4, **options)
+    query, key, value = (torch.randn(3, 2, 2, 5, 4, dtype=torch.float64) for _ in range(3))
+
+    def one(q, k, v, start):
+        where = {"q_offset": start}
+        if name == "positions":
+            where = {"q_positions": torch.arange(5) + start, "k_positions": torch.arange(5)}
+        torch.manual_seed(0)
+        return relpos.attention(q, k, v, position=position, dropout_p=dropout_p, **where)
+
+    starts = torch.tensor([0, 7, 300])
+    got = torch.vmap(one, randomness="same")(query, key, value, starts)
+    same_bits(got, [one(*row) for row in zip(query, key, value, starts, strict=True)])
+
+
 def test_forward_mode_raises(table):
     query, key, value = (x.detach() for x in tensors())
 

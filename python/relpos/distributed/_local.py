@@ -66,6 +66,7 @@ class LocalCall:
             options["q_offset"] = None
         call = Call.of("ring_attention", *tensors[:2], options)
         check_call(call, tensors[0])
+        Inputs.of(call.position, call.parameters)  # refuses inputs of pairs
         check = call
         if call.q_positions is None and call.q_offset is None and call.q_offsets is None:
             check = call._replace(q_offset=0)

@@ -140,9 +140,14 @@ class Pieces:
     def of_sinks(self, i: int, own: Sequence[Tensor]) -> tuple[list[Tensor], Call]:
         """No keys, and the call with them of run i of the queries, in which sinks take part."""
         none = [t.narrow(self.axis(n), 0, 0) for n, t in enumerate(own)]
-        said = {"is_causal": False, "window": None, "dropout_p": 0.0, "q_offset": 0}
-        parameters = self._parameters(i, none)
-        return none, self.call._replace(parameters=parameters, adds_sinks=True, **said)
+        said: dict[str, Any] = {"is_causal": False, "window": None, "dropout_p": 0.0}
+        said["parameters"] = self._parameters(i, none)
+        if self.geometry.q.explicit:
+            said["q_positions"] = self.geometry.q.own(self.geometry.rank, i)
+            said["k_positions"] = said["q_positions"][..., :0]
+        else:
+            said["q_offset"] = 0
+        return none, self.call._replace(adds_sinks=True, **said)
 
     def forward(self, query: Tensor, run: Sequence[Tensor], call: Call) -> tuple[Tensor, Tensor]:
         """(out, lse in double)."""

@@ -28,14 +28,17 @@ class Cumulative(torch.autograd.Function):
 
 
 def _sums_and_totals(x: Tensor, geometry: Geometry, group: Any) -> tuple[Tensor, Tensor]:
-    """Of each key: the sums so far, and the total, of its sequence."""
+    """Of each key: the sums so far, and the total, of its sequence. A total has the bits of the sum
+    at its last key, and zeros change none: the gradient of a key behind all that are seen is 0."""
     runs, starts = geometry.k.runs, geometry.starts_k
     sums, total = _sums(x, runs, group)
     if starts is None:
         return sums, total.unsqueeze(-1)
     own = torch.cat([run.tokens() for run in runs[geometry.rank]])  # ascending
-    so_far = torch.cat([torch.zeros_like(x[..., :1]), x.cumsum(-1)], -1)
-    before = so_far[..., torch.searchsorted(own, starts)]  # all that stand before each start
+    at = torch.searchsorted(own, starts - 1).clamp(max=max(len(own) - 1, 0))
+    before = sums.new_zeros(*sums.shape[:-1], len(starts))  # at the last key before each start
+    if len(own):
+        before = torch.where(own[at] == starts - 1, sums[..., at], before)
     if len(runs) > 1:
         with explained("adding up an input over the ranks"):
             dist.all_reduce(before, group=group)
@@ -48,16 +51,21 @@ def _sums(x: Tensor, runs: list[list[Run]], group: Any) -> tuple[Tensor, Tensor]
     """(sums so far, sum of all)."""
     if len(runs) == 1:
         sums = x.cumsum(-1)
-        return sums, x.sum(-1)
+        return sums, _last(sums)
     striped = runs[0][0].step > 1
     return _striped(x, runs, group) if striped else _in_runs(x, runs, group)
+
+
+def _last(sums: Tensor) -> Tensor:
+    """Of sums so far, that of all."""
+    return sums[..., -1] if sums.shape[-1] else sums.sum(-1)
 
 
 def _in_runs(x: Tensor, runs: list[list[Run]], group: Any) -> tuple[Tensor, Tensor]:
     """Where a shard is a few runs of consecutive tokens: their totals go round."""
     rank = dist.get_rank(group)
-    own = list(x.split([run.count for run in runs[rank]], -1))
-    totals = torch.stack([piece.sum(-1) for piece in own])
+    own = [piece.cumsum(-1) for piece in x.split([run.count for run in runs[rank]], -1)]
+    totals = torch.stack([_last(piece) for piece in own])
     found = [torch.empty_like(totals) for _ in runs]
     with explained("adding up an input over the ranks"):
         dist.all_gather(found, totals, group=group)
@@ -66,7 +74,7 @@ def _in_runs(x: Tensor, runs: list[list[Run]], group: Any) -> tuple[Tensor, Tens
     for _, r, n in order:
         before[r, n] = so_far
         so_far = so_far + found[r][n]
-    pieces = [p.cumsum(-1) + before[rank, n].unsqueeze(-1) for n, p in enumerate(own)]
+    pieces = [piece + before[rank, n].unsqueeze(-1) for n, piece in enumerate(own)]
     return torch.cat(pieces, -1), so_far
 
 
@@ -84,5 +92,5 @@ def _striped(x: Tensor, runs: list[list[Run]], group: Any) -> tuple[Tensor, Tens
     with explained("adding up an input over the ranks"):
         dist.broadcast(so_far_all := so_far.clone(), group=group, group_src=ranks - 1)
     rows = so_far_all.cumsum(-1)
-    sums = rows - so_far_all + before + own
-    return sums[..., : x.shape[-1]], rows[..., -1] if longest else x.sum(-1)
+    earlier = torch.nn.functional.pad(rows[..., :-1], (1, 0)) if longest else rows
+    return (earlier + so_far)[..., : x.shape[-1]], _last(rows)
