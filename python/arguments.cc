@@ -7,6 +7,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "relpos/family.h"
+
 namespace relpos {
 namespace {
 
@@ -306,6 +308,10 @@ bool takes_batch_inputs(const Position& position) {
       return spec.input && std::ranges::find(spec.shape, kBatch) != spec.shape.end();
     });
   });
+}
+
+bool reads_reach(const Position& position) {
+  return reads_length(position) || reads_distances(position);
 }
 
 Position to_position(const std::string& text, nb::handle tensors, ReadTensor read) {

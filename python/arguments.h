@@ -66,6 +66,8 @@ Path& forced_path();
 Position parsed(const std::string& text);
 // Whether an input of a call has a batch axis.
 bool takes_batch_inputs(const Position& position);
+// Whether terms depend on how far the tokens of a call reach: on its length, or by tables of its distances.
+bool reads_reach(const Position& position);
 // Fills in the parameters of `text`; an error names the parameter. Needs the GIL.
 Position to_position(const std::string& text, nb::handle tensors, ReadTensor read = memory_of);
 Part to_part(const std::string& text, nb::handle tensors);

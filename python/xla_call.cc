@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "arguments.h"
-#include "relpos/family.h"
 
 namespace relpos {
 namespace {
@@ -230,18 +229,19 @@ bool XlaCall::fold(const XlaBuffer& buffer, int64_t batch, TensorView& view) con
 }
 
 // Whether one call for all slices means the same: dropout counts by batch row, what is not query, key or
-// value has one gradient for each slice, and where tokens stand says how long a slice is.
+// value has one gradient for each slice, and tokens of each slice may reach elsewhere.
 bool XlaCall::folds() const {
   const bool own_gradients = std::ranges::all_of(gradients_, [&](int64_t operand) {
     const std::string_view name = operand_names_.at(static_cast<size_t>(operand));
     return name == "query" || name == "key" || name == "value";
   });
-  const bool one_length =
-      !reads_length(position_) || std::ranges::none_of(operand_names_, [](std::string_view name) {
-        return name == "q_offsets" || name == "k_offsets" || name == "q_positions" ||
-               name == "k_positions";
-      });
-  return own_gradients && one_length && options_.dropout_p == 0.0 && !takes_batch_inputs(position_);
+  const bool placed = std::ranges::any_of(operands_, [](const XlaBuffer& buffer) {
+    const bool places = buffer.name == "q_offsets" || buffer.name == "k_offsets" ||
+                        buffer.name == "q_positions" || buffer.name == "k_positions";
+    return places && product(buffer.mapped) > 1;
+  });
+  return own_gradients && !(placed && reads_reach(position_)) && options_.dropout_p == 0.0 &&
+         !takes_batch_inputs(position_);
 }
 
 bool XlaCall::folded(XlaTensors& to) const {

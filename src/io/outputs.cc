@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 constexpr int kMostNames = 1000, kMostLinks = 40;
 
-// The file that `path` leads to, which need not exist; "" and errno where that is not to be known.
+// The file that `path` leads to, which need not exist; "" and errno where the system does not say.
 std::string followed(fs::path path) {
   std::error_code code;
   for (int n = 0; n < kMostLinks; ++n) {
@@ -45,7 +45,7 @@ std::string fresh_name(const std::string& target, Make make) {
 
 OutputFile::OutputFile(const std::string& path) : Sink(path, -1), target_(path) {
   target_ = followed(path);
-  if (target_.empty()) fail("find the file that it leads to");
+  if (target_.empty()) fail(errno == ELOOP ? "follow the link" : "write");
   const std::string folder = fs::path(target_).parent_path().string();
   look(folder.empty() ? "." : folder);
   create();
@@ -106,7 +106,8 @@ void OutputFile::keep_old() {
   if (!exists_) return;
   old_ = fresh_name(
       target_, [&](const std::string& name) { return ::link(target_.c_str(), name.c_str()) == 0; });
-  if (!old_.empty() || errno == ENOENT) return;
+  linked_ = !old_.empty();
+  if (linked_ || errno == ENOENT) return;
   // A file system without links: there is a moment without the file.
   old_ = target_ + ".old" + std::to_string(::getpid());
   if (::rename(target_.c_str(), old_.c_str()) != 0) {
@@ -123,7 +124,8 @@ void OutputFile::take_name() {
 void OutputFile::put_back() noexcept {
   if (!old_.empty()) {
     // Names of one file stay both in a rename. Where the rename fails, the old file keeps its name.
-    if (::rename(old_.c_str(), target_.c_str()) == 0) ::unlink(old_.c_str());
+    const bool in_place = linked_ && !taken_;
+    if (in_place || ::rename(old_.c_str(), target_.c_str()) == 0) ::unlink(old_.c_str());
     old_.clear();
   } else if (taken_) {
     ::unlink(target_.c_str());

@@ -43,6 +43,7 @@ class RELPOS_EXPORT OutputFile : public Sink {
   uid_t owner_ = 0;
   gid_t group_ = 0;
   bool exists_ = false, taken_ = false;
+  bool linked_ = false;  // old_ is a second name, and not that to which the file moved
 };
 
 // Outputs of one command: all are on the disk before the first takes its name, and where one cannot

@@ -106,7 +106,9 @@ int fchmod(int file, mode_t mode) noexcept { return call<int>("fchmod", file, mo
 int fsync(int file) { return call<int>("fsync", file); }
 int link(const char* from, const char* to) noexcept { return call<int>("link", from, to); }
 int mkdir(const char* path, mode_t mode) noexcept { return call<int>("mkdir", path, mode); }
-int rmdir(const char* path) noexcept { return call<int>("rmdir", path); }
+ssize_t readlink(const char* path, char* to, size_t bytes) noexcept {
+  return call<ssize_t>("readlink", path, to, bytes);
+}
 int rename(const char* from, const char* to) noexcept { return call<int>("rename", from, to); }
 int unlink(const char* path) noexcept { return call<int>("unlink", path); }
 

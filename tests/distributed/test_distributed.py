@@ -107,6 +107,11 @@ OPTIONS = {
         "q_positions": torch.arange(72) % 40,
         "k_positions": torch.arange(72) % 50,
     },
+    "sinks far before 0": {
+        "schemes": [("attention_sink", 0), ("rope_dynamic", 1), ("fire", 0)],
+        "q_offset": -60,
+        "k_offset": -60,
+    },
     "all_gather": {"mode": "all_gather", "is_causal": True},
     "tiny": {"queries": 300, "window": (40, 0), "batch": 2, "key_heads": 2, "padding": True},
 }

@@ -305,7 +305,7 @@ def coherent(case):
             and case["also"] == "none"
             and not case["mask"].startswith("tile")
             and not reads(case)
-            and not has(case, "place")  # later tokens may stand before earlier ones
+            and not placing(case)  # later tokens may stand before earlier ones
         ),
         through != "vmap" or case["mask"] != "tile:bhqk",
         # A weight is exp(score - lse), of numbers that leave no digit of it.
@@ -314,7 +314,10 @@ def coherent(case):
         case["wants"] != "tables" or names_of(case) or case["sinks"] != "none" or through == "rows",
         not two_place(case) or case["place"] != "rows",
         # The rows of a batch have one length, the calls of vmap each its own.
-        through != "vmap" or not reads(case) or case["place"] not in ("rows", "row-positions"),
+        through != "vmap"
+        or not reads(case)
+        or case["place"] not in ("rows", "row-positions")
+        or case["batch"] == "1",
         case["also"] != "scores" or through in ("call", "checkpoint"),
         case["hidden"] == "numbers" or case["padding"] != "none",
         case["tables"] == "own" or names_of(case) or case["sinks"] != "none",

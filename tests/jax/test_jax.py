@@ -287,6 +287,8 @@ def test_each_call_of_vmap_has_its_own_length(name):
     starts = jnp.asarray([0, 7, 300])
     want = jnp.stack([one(*(x[n] for x in (q, k, v, starts))) for n in range(3)])
     same_tree(jax.vmap(one)(q, k, v, starts), want)
+    shared = jnp.stack([one(*(x[n] for x in (q, k, v)), starts[1]) for n in range(3)])
+    same_tree(jax.vmap(one, (0, 0, 0, None))(q, k, v, starts[1]), shared)
 
 
 def test_vmap_of_vmap(held):

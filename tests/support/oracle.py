@@ -47,14 +47,14 @@ def configs_of(name, heads, head_dim, value_dim, key_heads=None):
 
 
 def exclusive(name):
-    """What a scheme does to a whole call, of which a sum has at most one: it may rotate, and it
-    may leave a number for each query to the softmax, or be what sees it."""
-    found = {"ROTATES": "rotates", "UP_TO_QUERY": "rows", "SINKS": "rows"}
+    """What a scheme does to a whole call, of which a sum has at most one: it may rotate, it may
+    place tokens, and it may leave a number for each query to the softmax, or be what sees it."""
+    found = {"ROTATES": "rotates", "place": "places", "UP_TO_QUERY": "rows", "SINKS": "rows"}
     return {kind for attribute, kind in found.items() if hasattr(oracle_of(name), attribute)}
 
 
 def places(name, options):
-    """Whether tokens stand elsewhere than at their numbers."""
+    """Whether tokens stand elsewhere than at their numbers, which may hang on the options."""
     oracle = oracle_of(name)
     return hasattr(oracle, "place") and getattr(oracle, "places", lambda _: True)(options)
 

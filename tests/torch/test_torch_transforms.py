@@ -193,6 +193,20 @@ def test_each_call_of_vmap_has_its_own_length(name, dropout_p):
     same_bits(got, [one(*row) for row in zip(query, key, value, starts, strict=True)])
 
 
+def test_calls_of_vmap_that_stand_far_apart():
+    """A table of the distances between them would have 2^28 numbers, and is refused."""
+    position = relpos.KerpleLog(2)
+    query, key, value = (torch.randn(3, 1, 2, 5, 4) for _ in range(3))
+
+    def one(q, k, v, start):
+        return relpos.attention(q, k, v, position=position, q_offset=start, k_offset=start)
+
+    starts = torch.tensor([0, 7, 2**28])
+    got = torch.vmap(one)(query, key, value, starts)
+    same_bits(got, [one(*row) for row in zip(query, key, value, starts, strict=True)])
+    assert torch.vmap(one)(query[:0], key[:0], value[:0], starts[:0]).shape == (0, 1, 2, 5, 4)
+
+
 def test_forward_mode_raises(table):
     query, key, value = (x.detach() for x in tensors())
 

@@ -139,15 +139,15 @@ def _fold(function: Any, tensors: int, call_at: int, info: Any, in_dims: Any, ar
     """Folds the mapped axis into the batch. There is one call for each slice instead where
     parameters are mapped, with dropout, whose mask depends on the batch row, with inputs that have
     their own batch axis, and where tokens of each slice stand elsewhere while terms depend on how
-    long a call is."""
+    far those of a call reach."""
     n = info.batch_size
     call = args[call_at].with_tensors(args[call_at + 1 :])
     dims = _NO_VALUES.with_tensors(in_dims[call_at + 1 :])
     mapped_parameters = any(dim is not None for dim in dims.parameters)
-    own_length = any(getattr(dims, name) is not None for name in _PLACES)
-    own_length = own_length and _core.reads_length(call.position)
+    placed = n > 0 and any(getattr(dims, name) is not None for name in _PLACES)
+    own_reach = placed and _core.reads_reach(call.position)
     by_row = call.dropout_p > 0 or _core.takes_batch_inputs(call.position)
-    if mapped_parameters or own_length or by_row:
+    if mapped_parameters or own_reach or by_row:
         calls = []
         for i in range(n):
             slices = (

@@ -142,11 +142,12 @@ class Pieces:
         none = [t.narrow(self.axis(n), 0, 0) for n, t in enumerate(own)]
         said: dict[str, Any] = {"is_causal": False, "window": None, "dropout_p": 0.0}
         said["parameters"] = self._parameters(i, none)
-        if self.geometry.q.explicit:
-            said["q_positions"] = self.geometry.q.own(self.geometry.rank, i)
+        q, own_rank = self.geometry.q, self.geometry.rank
+        if q.explicit:
+            said["q_positions"] = q.own(own_rank, i)
             said["k_positions"] = said["q_positions"][..., :0]
         else:
-            said["q_offset"] = 0
+            said |= _offset("q_offset", q.offset, q.runs[own_rank][i].start)
         return none, self.call._replace(adds_sinks=True, **said)
 
     def forward(self, query: Tensor, run: Sequence[Tensor], call: Call) -> tuple[Tensor, Tensor]:

@@ -92,5 +92,5 @@ def _striped(x: Tensor, runs: list[list[Run]], group: Any) -> tuple[Tensor, Tens
     with explained("adding up an input over the ranks"):
         dist.broadcast(so_far_all := so_far.clone(), group=group, group_src=ranks - 1)
     rows = so_far_all.cumsum(-1)
-    earlier = torch.nn.functional.pad(rows[..., :-1], (1, 0)) if longest else rows
+    earlier = torch.nn.functional.pad(rows, (1, 0))[..., :longest]
     return (earlier + so_far)[..., : x.shape[-1]], _last(rows)
