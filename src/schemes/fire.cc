@@ -51,10 +51,11 @@ struct FIRE {
     network.check_reach = [length = init_L, who = std::string(b.scheme())](int64_t last_query,
                                                                            const double* numbers) {
       const double reach = std::fabs(numbers[1]) * length;
-      check_value(
-          static_cast<double>(last_query) <= reach, who, ": the bias depends on the distance",
-          " alone up to query |L_multiplier| init_L = ", reach, ", and this call has query ",
-          last_query, "; beyond it compute the bias in torch and give it as attn_mask");
+      check_value(static_cast<double>(last_query) <= reach, who,
+                  ": the bias depends on the distance",
+                  " alone up to query |L_multiplier| init_L = ", reach,
+                  ", and this call has query ", last_query,
+                  "; beyond it use relpos.compose.fire in Python, or give the bias as attn_mask");
     };
     b.bias(heads, std::move(network));
   }
