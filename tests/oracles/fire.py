@@ -10,7 +10,7 @@ NONLINEAR = SPANS = True
 def configs(heads, head_dim, value_dim):
     return [
         {"heads": heads, "init_L": 1e15},
-        {"heads": heads, "width": 3, "init_c": 2.0, "init_L": 1e9},
+        {"heads": heads, "width": 3, "init_c": 2.0, "init_L": 1e12},
     ]
 
 
