@@ -302,16 +302,13 @@ Position parsed(const std::string& text) {
   return found->second;
 }
 
-bool takes_batch_inputs(const Position& position) {
+bool stays_apart(const Position& position, bool placed) {
+  if (placed && (reads_length(position) || reads_distances(position))) return true;
   return std::ranges::any_of(position.parts, [](const Part& part) {
     return std::ranges::any_of(part.specs(), [](const ParameterSpec& spec) {
       return spec.input && std::ranges::find(spec.shape, kBatch) != spec.shape.end();
     });
   });
-}
-
-bool reads_reach(const Position& position) {
-  return reads_length(position) || reads_distances(position);
 }
 
 Position to_position(const std::string& text, nb::handle tensors, ReadTensor read) {

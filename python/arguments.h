@@ -64,10 +64,9 @@ Path& forced_path();
 // The position of a text that is not empty, parsed once, with room for its parameters. Any thread may
 // ask.
 Position parsed(const std::string& text);
-// Whether an input of a call has a batch axis.
-bool takes_batch_inputs(const Position& position);
-// Whether terms depend on how far the tokens of a call reach: on its length, or by tables of its distances.
-bool reads_reach(const Position& position);
+// Whether calls with this position that vmap maps are no rows of one call: an input has a batch axis, or,
+// where tokens of each call stand elsewhere (`placed`), terms depend on how far those of a call reach.
+bool stays_apart(const Position& position, bool placed);
 // Fills in the parameters of `text`; an error names the parameter. Needs the GIL.
 Position to_position(const std::string& text, nb::handle tensors, ReadTensor read = memory_of);
 Part to_part(const std::string& text, nb::handle tensors);

@@ -113,9 +113,8 @@ void bind_rotations(nb::module_& module) {
 }
 
 void bind_positions(nb::module_& module) {
-  module.def("takes_batch_inputs",
-             [](Text text) { return takes_batch_inputs(parse_position(text)); });
-  module.def("reads_reach", [](Text text) { return reads_reach(parse_position(text)); });
+  module.def("stays_apart",
+             [](Text text, bool placed) { return stays_apart(parse_position(text), placed); });
   module.def("term_kinds", &kinds_of);
   module.def("list_tensors", &list_tensors);
   module.def("place_tokens", &place_tokens_of);

@@ -240,8 +240,7 @@ bool XlaCall::folds() const {
                         buffer.name == "q_positions" || buffer.name == "k_positions";
     return places && product(buffer.mapped) > 1;
   });
-  return own_gradients && !(placed && reads_reach(position_)) && options_.dropout_p == 0.0 &&
-         !takes_batch_inputs(position_);
+  return own_gradients && options_.dropout_p == 0.0 && !stays_apart(position_, placed);
 }
 
 bool XlaCall::folded(XlaTensors& to) const {

@@ -11,6 +11,7 @@ from relpos._base.derivatives import NOBODY, apply, below, deal, gradient, recor
 from relpos._base.operators import LIBRARY
 from relpos._call import ops
 from relpos._call.call import RANKS, TENSORS, Call
+from relpos._call.options import OPTIONS, PLACES
 
 
 def attention(
@@ -129,7 +130,9 @@ def _at_places(gradients: Sequence[Any], count: int) -> list[Any]:
     return [*places, *gradients[1:]]
 
 
-_PLACES = ("q_offsets", "k_offsets", "q_positions", "k_positions")  # of tokens
+_PLACED_BY = [
+    field.name for name in PLACES for field in OPTIONS[name].fields if field.name in RANKS
+]
 
 # A call for the values of vmap, of which there is one for each tensor.
 _NO_VALUES = Call(*[None] * len(Call._fields))._replace(parameters=())
@@ -137,17 +140,14 @@ _NO_VALUES = Call(*[None] * len(Call._fields))._replace(parameters=())
 
 def _fold(function: Any, tensors: int, call_at: int, info: Any, in_dims: Any, args: Any) -> Any:
     """Folds the mapped axis into the batch. There is one call for each slice instead where
-    parameters are mapped, with dropout, whose mask depends on the batch row, with inputs that have
-    their own batch axis, and where tokens of each slice stand elsewhere while terms depend on how
-    far those of a call reach."""
+    parameters are mapped, with dropout, whose mask depends on the batch row, and where positions
+    are no rows of one call."""
     n = info.batch_size
     call = args[call_at].with_tensors(args[call_at + 1 :])
     dims = _NO_VALUES.with_tensors(in_dims[call_at + 1 :])
     mapped_parameters = any(dim is not None for dim in dims.parameters)
-    placed = n > 0 and any(getattr(dims, name) is not None for name in _PLACES)
-    own_reach = placed and _core.reads_reach(call.position)
-    by_row = call.dropout_p > 0 or _core.takes_batch_inputs(call.position)
-    if mapped_parameters or own_reach or by_row:
+    placed = n > 0 and any(getattr(dims, name) is not None for name in _PLACED_BY)
+    if mapped_parameters or call.dropout_p > 0 or _core.stays_apart(call.position, placed):
         calls = []
         for i in range(n):
             slices = (

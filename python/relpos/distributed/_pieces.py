@@ -114,11 +114,10 @@ class Pieces:
         rest = list(run[2 + len(self.inputs.key_axis) :])
         if self.padded:
             said["key_padding_mask"] = rest.pop(0)
+        said |= self._places(i)
         if geometry.q.explicit:
-            said["q_positions"] = geometry.q.own(own, i)
             said["k_positions"] = rest.pop(0) if rest else geometry.k.positions(rank, j)
         else:
-            said |= _offset("q_offset", geometry.q.offset, q_run.start)
             said |= _offset("k_offset", geometry.k.offset, k_run.start)
         if geometry.lo is not None and geometry.hi is not None:
             bounds = (self.of_queries(b, i, -1) for b in (geometry.lo, geometry.hi))
@@ -126,6 +125,13 @@ class Pieces:
         if self.call.dropout_p:
             said["dropout_rows"], said["dropout_columns"] = q_run.tokens(), k_run.tokens()
         return self.call._replace(**said)
+
+    def _places(self, i: int) -> dict[str, Any]:
+        """Where run i of the queries stands."""
+        q, rank = self.geometry.q, self.geometry.rank
+        if q.explicit:
+            return {"q_positions": q.own(rank, i)}
+        return _offset("q_offset", q.offset, q.runs[rank][i].start)
 
     def _parameters(self, i: int, run: Sequence[Tensor]) -> list[Tensor]:
         found = [wide(t) for t in self.inputs.tensors]
@@ -141,13 +147,9 @@ class Pieces:
         """No keys, and the call with them of run i of the queries, in which sinks take part."""
         none = [t.narrow(self.axis(n), 0, 0) for n, t in enumerate(own)]
         said: dict[str, Any] = {"is_causal": False, "window": None, "dropout_p": 0.0}
-        said["parameters"] = self._parameters(i, none)
-        q, own_rank = self.geometry.q, self.geometry.rank
-        if q.explicit:
-            said["q_positions"] = q.own(own_rank, i)
+        said |= {"parameters": self._parameters(i, none), **self._places(i)}
+        if "q_positions" in said:
             said["k_positions"] = said["q_positions"][..., :0]
-        else:
-            said |= _offset("q_offset", q.offset, q.runs[own_rank][i].start)
         return none, self.call._replace(adds_sinks=True, **said)
 
     def forward(self, query: Tensor, run: Sequence[Tensor], call: Call) -> tuple[Tensor, Tensor]:

@@ -35,9 +35,9 @@ def _sums_and_totals(x: Tensor, geometry: Geometry, group: Any) -> tuple[Tensor,
     if starts is None:
         return sums, total.unsqueeze(-1)
     own = torch.cat([run.tokens() for run in runs[geometry.rank]])  # ascending
-    at = torch.searchsorted(own, starts - 1).clamp(max=max(len(own) - 1, 0))
     before = sums.new_zeros(*sums.shape[:-1], len(starts))  # at the last key before each start
     if len(own):
+        at = torch.searchsorted(own, starts - 1).clamp(max=len(own) - 1)
         before = torch.where(own[at] == starts - 1, sums[..., at], before)
     if len(runs) > 1:
         with explained("adding up an input over the ranks"):
