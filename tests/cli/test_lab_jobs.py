@@ -141,7 +141,7 @@ for seed, name in ((3, "a"), (3, "b"), (4, "c")):
     Path(name).mkdir()
     kept.write_json(Path(name, "job.json"), {"kind": "draw", "threads": 1, "seed": seed})
     kept.write_arrays(Path(name, "data.npz"), {})
-    worker.run_job(Path(name), 1)
+    worker.run_job(Path(name), lambda **_: None)
     print(Path(name, "result.json").read_text())
 """
 
@@ -158,6 +158,9 @@ def test_one_that_cannot_start_says_why(jobs, monkeypatch):
     monkeypatch.setattr(runner, "_START", "import absent")
     with pytest.raises(runner.JobFailed, match="No module named 'absent'"):
         jobs.told("a")
+    monkeypatch.setattr(sys, "executable", "/absent")
+    with pytest.raises(runner.JobFailed, match="no process starts: No such file"):
+        jobs.told("b")
 
 
 @pytest.mark.parametrize("starter_too", [False, True])

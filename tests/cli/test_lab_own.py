@@ -129,7 +129,7 @@ def test_positions_of_ones_own_are_trained(folder):
 def test_a_job_that_fails_leaves_the_others(folder):
     texts = "rope,mine:Late(heads=4),alibi"
     done = lab(folder, "--schemes", texts, "--compare", "off", "--json", "--quiet")
-    assert "the train job ended with status 1" in done.stderr
+    assert "mine:Late(heads=4): the train job ended with status 1" in done.stderr
     assert "ValueError: of the training" in done.stderr
     result = json.loads(done.stdout[done.stdout.index("{") :])
     assert [row["scheme"] for row in result["schemes"]] == ["rope", "alibi"]

@@ -1,7 +1,11 @@
-"""A lab that is killed goes on with --resume, and ends with the bits of one that nobody killed."""
+"""A lab that is killed, or that had no room for its files, goes on with --resume, and ends with the
+bits of one that nobody stopped."""
 
+import errno
+import functools
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -11,7 +15,7 @@ from relpos.lab import cli, kept
 
 from tests import FULL
 from tests.cli.test_lab import SMALL, command, lab
-from tests.support.cli_tool import interrupted, names
+from tests.support.cli_tool import interrupted, names, run
 
 SIZES = {**SMALL, "--steps": 12, "--compare": "off"}
 # What says that a run has come so far, and whether its worker is killed, too: one that outlives its
@@ -46,26 +50,70 @@ def outcome(folder):
     return results, (folder / "continuation.txt").read_bytes()
 
 
-def test_a_killed_run_ends_as_one_that_nobody_killed(own, tmp_path):
-    words = ["--text", own, "--schemes", "t5,rope"]
-    lab(SIZES, *words, "--out", tmp_path / "whole")
-    out, resume = tmp_path / "killed", []
+def with_files_of(most, words):
+    """A finished run whose processes are refused every file of more bytes, as by a full disk."""
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most, most))
+    return run(command(*words, "--quiet", **SIZES), seconds=200, preexec_fn=limit)
+
+
+TOO_LARGE = os.strerror(errno.EFBIG)
+
+
+def test_a_run_without_room_and_a_killed_one_end_as_one_that_nobody_stopped(own, tmp_path):
+    words = ["--text", own, "--schemes", "t5,rope", "--out"]
+    lab(SIZES, *words, tmp_path / "whole")
+    out = tmp_path / "stopped"
+    done = with_files_of(200_000, [*words, out])
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.endswith("--resume runs the jobs that failed once more\n")
+    assert names(out) == ["report.html", "results.json", kept.FOLDER]
+    results = json.loads((out / "results.json").read_text())
+    assert results["failures"] == [
+        f"{scheme}: the train job ended with status 1:\n--out: cannot write "
+        f"{out / kept.FOLDER / job / 'steps.npz'}: {TOO_LARGE}"
+        for scheme, job in (("t5", "train-0"), ("rope", "train-1"))
+    ]
+    assert results["stopped"] is None
+    assert names(out / kept.FOLDER / "train-0") == ["data.npz", "job.json", "lock", "stderr"]
     for file, worker_too in MOMENTS:
         reached = out / kept.FOLDER / file
         status, _, err = interrupted(
-            command(*words, "--out", out, *resume, **SIZES),
+            command(*words, out, "--resume", **SIZES),
             lambda _, reached=reached: reached.exists(),
             signal.SIGKILL,
         )
         assert status == -signal.SIGKILL, err[-2000:]
         for worker in workers_of(out) if worker_too else ():
             os.kill(worker, signal.SIGKILL)
-        assert names(out) == [kept.FOLDER]
-        resume = ["--resume"]
-    done = lab(SIZES, *words, "--out", out, *resume)
+        assert names(out) == ["report.html", "results.json", kept.FOLDER]
+    done = lab(SIZES, *words, out, "--resume")
     assert "steps/s" not in done.stderr.partition("continue")[0], "no training that was done"
     assert names(out) == ["continuation.txt", "report.html", "results.json"]
     assert outcome(out) == outcome(tmp_path / "whole")
+
+
+def test_each_file_that_cannot_be_written_is_named_in_one_line(own, tmp_path):
+    done = with_files_of(1000, ["--text", own, "--schemes", "t5,rope", "--out", tmp_path])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert list(filter(None, done.stderr.splitlines())) == [
+        f"relpos lab: {of}--out: cannot write {tmp_path / name}: {TOO_LARGE}{then}"
+        for of, name, then in (
+            ("t5: the train job does not start: ", "unfinished/train-0/data.npz", ""),
+            ("rope: the train job does not start: ", "unfinished/train-1/data.npz", ""),
+            ("", "report.html", "; once it can be written, --resume goes on with the rest"),
+        )
+    ]
+
+
+def test_a_run_that_can_keep_nothing_does_not_start(own, tmp_path, capsys):
+    (tmp_path / kept.FOLDER).write_text("a file")
+    words = ["--text", own, "--tests", "128", "--out", tmp_path, "--compare", "off"]
+    assert cli.main([*map(str, words)]) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        f"relpos lab: --out: cannot write {tmp_path / kept.FOLDER}: {os.strerror(errno.EEXIST)}; "
+        "choose a folder that can be written\n"
+    )
 
 
 ASKED = {"--steps": 12, "--schemes": ["t5"]}

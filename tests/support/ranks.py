@@ -5,6 +5,7 @@ import contextlib
 import datetime
 import multiprocessing
 import os
+import shutil
 import tempfile
 import traceback
 from multiprocessing.connection import wait
@@ -112,6 +113,8 @@ STARTED = {}
 def shared(size):
     """Processes that all test files use; started once, and anew where they were closed."""
     if size not in STARTED or STARTED[size].closed:
-        STARTED[size] = Ranks(size, tempfile.mkdtemp(prefix="relpos-ranks"))
+        directory = tempfile.mkdtemp(prefix="relpos-ranks")
+        atexit.register(shutil.rmtree, directory)  # after the processes have ended
+        STARTED[size] = Ranks(size, directory)
         atexit.register(STARTED[size].close)
     return STARTED[size]

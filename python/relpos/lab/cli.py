@@ -26,7 +26,8 @@ examples:
   relpos lab --check                       exit status 1 if the expected order does not come out
 
 The chorales are read from an installed music21 (pip install --no-deps music21==10.5.1).
-Exit status: 0 done, 1 a check failed, 2 usage or missing data, 130 interrupted (with a report).
+Exit status: 0 done, 1 a check or a job failed, 2 usage, missing data or a report that cannot be
+written, 130 interrupted (with a report).
 """
 
 
@@ -124,7 +125,7 @@ def parser() -> argparse.ArgumentParser:
         "(default: %(default)s)")  # fmt: skip
     add("--check", action="store_true", help="exit status 1 if a check of the result fails")
     add("--resume", action="store_true", help="go on with the run of these options in --out that "
-        "was interrupted or killed: at most its current step is lost")  # fmt: skip
+        "stopped or failed: at most its current step is lost")  # fmt: skip
     add("--json", action="store_true", help="print the results as JSON")
     add("--quiet", action="store_true", help="no progress")
     return made
@@ -139,8 +140,16 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with _unwinding():
             return _run(options)
-    except (data.MissingData, compare.NoBias, kept.CannotResume, report.CannotWrite) as error:
+    except (data.MissingData, compare.NoBias, kept.CannotResume) as error:
         print(f"relpos lab: {error}", file=sys.stderr)
+        return USAGE
+    except kept.CannotWrite as error:
+        then = (
+            "once it can be written, --resume goes on with the rest"
+            if kept.is_resumable(options.out)
+            else "choose a folder that can be written"
+        )
+        print(f"relpos lab: {error}; {then}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:  # before the first job or while writing the report
         return INTERRUPTED
@@ -189,6 +198,8 @@ def _run(options: argparse.Namespace) -> int:
     else:
         print(report.text_table(outcome))
         print(f"\nreport: {page}")
+    if outcome.failures:
+        print("relpos lab: --resume runs the jobs that failed once more", file=sys.stderr)
     if outcome.interrupted:
         return INTERRUPTED
     failed = outcome.failures or (options.check and not outcome.passed)

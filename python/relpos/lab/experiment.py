@@ -236,8 +236,10 @@ def _attempt(outcome: Outcome, job: Callable[..., None], *arguments) -> None:
     try:
         job(outcome, *arguments)
     except JobFailed as failure:
-        outcome.failures.append(str(failure))
-        print(f"\nrelpos lab: {failure}", file=sys.stderr)
+        failed, outcome.stopped = outcome.stopped, None
+        text = f"{failed['scheme']}: {failure}" if failed else str(failure)
+        outcome.failures.append(text)
+        print(f"\nrelpos lab: {text}", file=sys.stderr)
 
 
 def _train(outcome: Outcome, jobs: Jobs, scheme: str, title: str) -> None:

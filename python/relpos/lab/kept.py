@@ -28,15 +28,29 @@ class CannotResume(ValueError):
     """There is no run to go on with, or another process is at it."""
 
 
+class CannotWrite(OSError):
+    """A file or a folder below --out cannot be made or written."""
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What writes `path`; a refusal of the system is raised as CannotWrite, with its reason."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite(f"--out: cannot write {path}: {error.strerror or error}") from error
+
+
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """A path to write to, whose file then takes the place of `path`."""
     temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(path):
+        try:
+            yield temporary
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: object) -> None:
@@ -54,15 +68,25 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         return dict(stored)
 
 
+def _identity(out: Path) -> Path:
+    return out / FOLDER / "asked.json"
+
+
+def is_resumable(out: Path) -> bool:
+    """Whether there is a run that --resume goes on with."""
+    return _identity(out).exists()
+
+
 @contextlib.contextmanager
 def run_folder(out: Path, asked: dict, *, resume: bool) -> Iterator[Path]:
     """The folder of the jobs of a run. `asked` is what its results depend on, by the name of the
     option; a run that goes on must have been asked the same."""
-    folder, identity = out / FOLDER, out / FOLDER / "asked.json"
-    if resume and not identity.exists():
+    folder, identity = out / FOLDER, _identity(out)
+    if resume and not is_resumable(out):
         raise CannotResume(f"--resume: {out} has no unfinished run; start one without --resume")
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+    with _lock_file(folder) as lock:
         if not _taken(lock):
             raise CannotResume(
                 f"--out {out}: another run writes there; wait for it, or choose another folder"
@@ -77,10 +101,15 @@ def run_folder(out: Path, asked: dict, *, resume: bool) -> Iterator[Path]:
                     )
         else:
             for job in filter(Path.is_dir, list(folder.iterdir())):
-                with locked(job):
+                with locked(job), writing(job):
                     shutil.rmtree(job)
             write_json(identity, asked)
         yield folder
+
+
+def _lock_file(folder: Path) -> IO[str]:
+    with writing(folder / "lock"):
+        return (folder / "lock").open("w")
 
 
 def _taken(lock: IO[str]) -> bool:
@@ -106,7 +135,7 @@ def remove(folder: Path) -> None:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Waits for a process that has outlived its lab and is still at this job."""
-    with (folder / "lock").open("w") as lock:
+    with _lock_file(folder) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -14,6 +14,7 @@ import numpy as np
 from relpos.lab import charts, chorales, compare, midi
 from relpos.lab.data import SCORED
 from relpos.lab.experiment import PROMPT_STEPS, Outcome, Trained
+from relpos.lab.kept import writing
 from relpos.lab.look import PICTURE_LENGTH, TRIANGLE
 from relpos.lab.positions import runs_of
 from relpos.lab.progress import clock
@@ -21,28 +22,22 @@ from relpos.lab.progress import clock
 HOLDS, BENDS = 1.05, 1.25  # loss at the longest test over loss at the trained length
 
 
-class CannotWrite(OSError):
-    """The folder of the report cannot be made or written to."""
-
-
 def check_folder(folder: Path) -> None:
     """Makes `folder`; raises CannotWrite before the training, so that no training time is lost."""
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise CannotWrite(f"--out {folder}: cannot write there: {error.strerror}") from error
 
 
 def write(outcome: Outcome, folder: Path) -> Path:
-    """Writes all files of the report to `folder`, or none; returns the path of the page."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes all files of the report to `folder`, or none; returns the path of the page. Raises
+    CannotWrite."""
     files, continued = _continuation(outcome)
     pages = jinja2.Environment(
         loader=jinja2.PackageLoader("relpos.lab", "."), autoescape=True, trim_blocks=True
     )
     plan = outcome.plan
-    page = pages.get_template("page.html").render(
+    html = pages.get_template("page.html").render(
         outcome=outcome,
         plan=plan,
         setting=setting(outcome),
@@ -60,9 +55,12 @@ def write(outcome: Outcome, folder: Path) -> Path:
         triangle=TRIANGLE,
     )
     files["results.json"] = json.dumps(outcome.as_json(), indent=1).encode()
-    files["report.html"] = page.encode()
-    _put(folder, files)
-    return folder / "report.html"
+    files["report.html"] = html.encode()
+    page = folder / "report.html"
+    with writing(page):
+        folder.mkdir(parents=True, exist_ok=True)
+        _put(folder, files)
+    return page
 
 
 def setting(outcome: Outcome) -> str:
@@ -123,8 +121,8 @@ def answer(outcome: Outcome) -> list[str]:
     lost = [_name(t) for t in outcome.trained if t.tests[far] >= outcome.plan.unigram]
     if lost:
         sentences.append(
-            f"At {far:,} tokens {' and '.join(lost)} guess no better than token frequencies "
-            f"alone ({outcome.plan.unigram:.3f})."
+            f"At {far:,} tokens {' and '.join(lost)} guess{'' if lost[1:] else 'es'} no better "
+            f"than token frequencies alone ({outcome.plan.unigram:.3f})."
         )
     return sentences
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import relpos
-from relpos.lab.kept import read_arrays, write_arrays, write_json
+from relpos.lab.kept import CannotWrite, read_arrays, write_arrays, write_json, writing
 
 # By default glibc returns large buffers to the system at once, and every step has page faults. With
 # these settings a step of the default size takes 278 ms instead of 318 on one thread.
@@ -64,23 +64,28 @@ class Jobs:
         job and is raised again."""
         folder = self.folder / name
         if not (folder / "result.json").exists():
-            folder.mkdir(exist_ok=True)
-            write_json(folder / "job.json", job)
-            write_arrays(folder / "data.npz", data)
             try:
-                status = self._work(folder, on_event)
+                with writing(folder):
+                    folder.mkdir(exist_ok=True)
+                write_json(folder / "job.json", job)
+                write_arrays(folder / "data.npz", data)
+                status, why = self._work(folder, on_event)
+            except CannotWrite as error:
+                raise JobFailed(f"the {job['kind']} job does not start: {error}") from error
             except BaseException:
                 self._end()
                 raise
             if not (folder / "result.json").exists():
-                raise JobFailed(
-                    f"the {job['kind']} job ended with status {status}:\n{self._said(folder)}"
-                )
+                why = why or self._said(folder)
+                raise JobFailed(f"the {job['kind']} job ended with status {status}:\n{why}")
         return json.loads((folder / "result.json").read_text()), read_arrays(folder / "arrays.npz")
 
-    def _work(self, folder: Path, on_event: Callable[[dict], None]) -> int:
-        """The status of a job, or of the starter where that one ended first."""
-        (folder / "stderr").unlink(missing_ok=True)
+    def _work(self, folder: Path, on_event: Callable[[dict], None]) -> tuple[int, str]:
+        """The status of a job, or of the starter where that one ended first, and what a job told
+        of a file that it could not write: on a full disk it cannot write to stderr, either."""
+        why = ""
+        with writing(folder / "stderr"):
+            (folder / "stderr").unlink(missing_ok=True)
         self._starter = self._starter or self._started()
         # A starter that has ended is known by the end of its stdout. What a buffer of stdin held
         # back would be written, and fail, once more when it is closed.
@@ -89,21 +94,29 @@ class Jobs:
         for line in self._starter.stdout:
             event = json.loads(line)
             if event["event"] == "end":
-                return event["status"]
-            on_event(event)
-        return self._end()
+                return event["status"], why
+            if event["event"] == "cannot write":
+                why = event["why"]
+            else:
+                on_event(event)
+        return self._end(), why
 
     def _started(self) -> subprocess.Popen:
-        with (self.folder / "stderr").open("wb") as errors:
-            return subprocess.Popen(
-                [sys.executable, "-c", _START, str(self.folder)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env={**_ALLOCATOR, **os.environ, "OMP_NUM_THREADS": str(self._threads)},
-                start_new_session=True,  # Ctrl-C comes to this process alone
-                text=True,
-            )
+        with writing(self.folder / "stderr"):
+            errors = (self.folder / "stderr").open("wb")
+        with errors:
+            try:
+                return subprocess.Popen(
+                    [sys.executable, "-c", _START, str(self.folder)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    env={**_ALLOCATOR, **os.environ, "OMP_NUM_THREADS": str(self._threads)},
+                    start_new_session=True,  # Ctrl-C comes to this process alone
+                    text=True,
+                )
+            except OSError as error:
+                raise JobFailed(f"no process starts: {error.strerror or error}") from error
 
     def _end(self) -> int:
         """Ends the starter and its job, if there is one, and waits for both; the starter's status.

@@ -5,13 +5,16 @@ It imports PyTorch once for all jobs, and relpos not at all: a fork of a process
 computes on other threads than PyTorch's, by which a step takes 10 to 15 % longer.
 
 Each line of stdin is the name of a folder below, of which worker.py does the job. What a job tells
-goes to stdout, and after it {"event": "end", "status": of its process}.
+goes to stdout, and after it {"event": "end", "status": of its process}; before that, {"event":
+"cannot write", "why": ...} where the system refused a file.
 
 On macOS, whose libraries do not survive a fork, this process does one job itself and ends.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import sys
@@ -29,15 +32,23 @@ def own_process(folder: Path, events: int) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(stderr, 1)
         os.dup2(stderr, 2)
-        from relpos.lab import worker  # not in the starter
+        from relpos.lab import kept, worker  # not in the starter
 
-        worker.run_job(folder, events)
-        status = 0
+        try:
+            worker.run_job(folder, functools.partial(tell, events))
+            status = 0
+        except kept.CannotWrite as error:
+            tell(events, event="cannot write", why=str(error))
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
         os._exit(status)
+
+
+def tell(events: int, **event: object) -> None:
+    os.write(events, f"{json.dumps(event)}\n".encode())
 
 
 def main(run: Path) -> None:
@@ -50,8 +61,7 @@ def main(run: Path) -> None:
         if process == 0:
             own_process(run / line.rstrip("\n"), events)
         _, status = os.waitpid(process, 0)
-        end = {"event": "end", "status": os.waitstatus_to_exitcode(status)}
-        os.write(events, f"{json.dumps(end)}\n".encode())
+        tell(events, event="end", status=os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":

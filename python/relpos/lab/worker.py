@@ -1,13 +1,12 @@
 """The jobs of the lab, each in its own process, which starter.py starts with the job's folder.
 
 The folder has job.json and the tokens; the job writes arrays.npz and then result.json there, and on
-the way what kept.py says. It tells of its progress by JSON objects, one in each line.
+the way what kept.py says. What it tells of its progress can be written as JSON.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
 from collections.abc import Callable
@@ -113,12 +112,8 @@ def run_compare(job: dict, data: dict, _: Path, __: Tell) -> tuple[dict, dict]:
 JOBS = {"train": run_train, "continue": run_continue, "compare": run_compare}
 
 
-def run_job(folder: Path, events: int) -> None:
-    """Does the job of a folder, unless it is done; tells of its progress to a descriptor."""
-
-    def tell(**event) -> None:
-        os.write(events, f"{json.dumps(event)}\n".encode())
-
+def run_job(folder: Path, tell: Tell) -> None:
+    """Does the job of a folder, unless it is done."""
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
     with kept.locked(folder):
