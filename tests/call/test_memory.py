@@ -17,8 +17,8 @@ SLACK = 4 << 20  # allocator arenas, thread stacks, page rounding
 SINGLE = {(name, 0): lengths for name, lengths in LENGTHS.items()}
 PACKED = {("t5", 128): LENGTHS["t5"][1:]}
 OWN = {(name, 0): [256, 8192] for name in ("Kerple", "Network")}
-COMPOSED = {("self_extend", 0): [4096, 8192], ("cope", 0): [1024, 2048]}
-AS_QUERIES = {"self_extend": 20, "cope": 40}  # tensors; 14 to 16 and 26 to 30 were seen
+COMPOSED = {("self_extend", 0): [8192], ("cope", 0): [4096]}
+AS_QUERIES = {"self_extend": 20, "cope": 40}  # tensors; 14 to 16 and 25 to 30 were seen
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +87,9 @@ def test_positions_in_python_hold_no_pairs(measured, what):
 
 @pytest.mark.parametrize("what", COMPOSED)
 def test_compositions_are_linear_too(measured, what):
-    """Under a bound per token: of two lengths the ratio says less, since which memory is reused at
-    the smaller one changes from run to run (21 to 29 MB of `self_extend` at 4096)."""
+    """Under a bound per token, above which the scores of one head stand out. The ratio of two
+    lengths says less: which memory is reused changes from run to run (21 to 29 MB of `self_extend`
+    at 4096)."""
     for length, found in measured[what].items():
         queries = 4 * memory_probe.HEADS * length * memory_probe.SIZE
         assert found["peak"] <= AS_QUERIES[what[0]] * queries + SLACK, (length, found)

@@ -25,6 +25,9 @@ def work(folder, kind):
     elif kind == "fails":
         (folder / "stderr").write_text("one line\\nwhy it failed\\n")
         return 1
+    elif kind == "tells why it fails":
+        tell(event="failed", why="why it failed")
+        return 1
     elif kind == "is killed":
         os.kill(os.getpid(), 9)
     elif kind != "says nothing":
@@ -95,9 +98,10 @@ def test_jobs_have_one_starter_which_ends_with_them(jobs):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("fails", "status 1:\none line\nwhy it failed"),
-        ("is killed", "status -9:\n"),
-        ("says nothing", "status 0:\n"),
+        ("fails", "status 1:\none line\nwhy it failed$"),
+        ("tells why it fails", "status 1: why it failed$"),
+        ("is killed", "status -9$"),
+        ("says nothing", "status 0$"),
     ],
 )
 def test_a_job_that_fails_says_why_and_others_go_on(jobs, kind, said):
@@ -109,7 +113,7 @@ def test_a_job_that_fails_says_why_and_others_go_on(jobs, kind, said):
 
 def test_a_starter_that_ends_fails_one_job(jobs):
     first = jobs.starter_of("a")
-    with pytest.raises(runner.JobFailed, match="status 1:\nthe starter ends"):
+    with pytest.raises(runner.JobFailed, match="status 1: the starter ends"):
         jobs.told("b", "is the starter's")
     second = jobs.starter_of("c")
     os.kill(second, signal.SIGKILL)
@@ -159,7 +163,7 @@ def test_one_that_cannot_start_says_why(jobs, monkeypatch):
     with pytest.raises(runner.JobFailed, match="No module named 'absent'"):
         jobs.told("a")
     monkeypatch.setattr(sys, "executable", "/absent")
-    with pytest.raises(runner.JobFailed, match="no process starts: No such file"):
+    with pytest.raises(runner.JobFailed, match="starter /absent does not run: No such file"):
         jobs.told("b")
 
 

@@ -1,17 +1,21 @@
 """A lab that is killed, or that had no room for its files, goes on with --resume, and ends with the
 bits of one that nobody stopped."""
 
+import contextlib
 import errno
 import functools
+import io
 import json
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 
 import pytest
-from relpos.lab import cli, kept
+from relpos.lab import cli, experiment, kept, progress, train
+from relpos.lab.model import Model
 
 from tests import FULL
 from tests.cli.test_lab import SMALL, command, lab
@@ -24,7 +28,7 @@ MOMENTS = [
     ("train-0/steps.npz", False),
     ("train-1/steps.npz", True),
     ("train-1/tests.json", False),
-    ("continue/job.json", True),
+    ("continue-*/job.json", True),
 ]
 if not FULL:
     MOMENTS = MOMENTS[::3]
@@ -50,70 +54,141 @@ def outcome(folder):
     return results, (folder / "continuation.txt").read_bytes()
 
 
-def with_files_of(most, words):
-    """A finished run whose processes are refused every file of more bytes, as by a full disk."""
-    limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most, most))
-    return run(command(*words, "--quiet", **SIZES), seconds=200, preexec_fn=limit)
+@pytest.fixture(scope="module")
+def words(own):
+    return ["--text", own, "--schemes", "t5,rope", "--out"]
 
 
-TOO_LARGE = os.strerror(errno.EFBIG)
+@pytest.fixture(scope="module")
+def whole(words, tmp_path_factory):
+    """What a run computes that nobody stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    lab(SIZES, *words, folder)
+    return outcome(folder)
 
 
-def test_a_run_without_room_and_a_killed_one_end_as_one_that_nobody_stopped(own, tmp_path):
-    words = ["--text", own, "--schemes", "t5,rope", "--out"]
-    lab(SIZES, *words, tmp_path / "whole")
-    out = tmp_path / "stopped"
-    done = with_files_of(200_000, [*words, out])
-    assert done.returncode == 1, done.stderr
-    assert done.stderr.endswith("--resume runs the jobs that failed once more\n")
-    assert names(out) == ["report.html", "results.json", kept.FOLDER]
-    results = json.loads((out / "results.json").read_text())
-    assert results["failures"] == [
-        f"{scheme}: the train job ended with status 1:\n--out: cannot write "
-        f"{out / kept.FOLDER / job / 'steps.npz'}: {TOO_LARGE}"
-        for scheme, job in (("t5", "train-0"), ("rope", "train-1"))
-    ]
-    assert results["stopped"] is None
-    assert names(out / kept.FOLDER / "train-0") == ["data.npz", "job.json", "lock", "stderr"]
+def test_a_killed_run_ends_as_one_that_nobody_killed(words, whole, tmp_path):
+    resume = []
     for file, worker_too in MOMENTS:
-        reached = out / kept.FOLDER / file
+        reached = tmp_path / kept.FOLDER / file
         status, _, err = interrupted(
-            command(*words, out, "--resume", **SIZES),
-            lambda _, reached=reached: reached.exists(),
+            command(*words, tmp_path, *resume, **SIZES),
+            lambda _, reached=reached: list(reached.parents[1].glob("/".join(reached.parts[-2:]))),
             signal.SIGKILL,
         )
         assert status == -signal.SIGKILL, err[-2000:]
-        for worker in workers_of(out) if worker_too else ():
+        for worker in workers_of(tmp_path) if worker_too else ():
             os.kill(worker, signal.SIGKILL)
-        assert names(out) == ["report.html", "results.json", kept.FOLDER]
-    done = lab(SIZES, *words, out, "--resume")
+        assert names(tmp_path) == [kept.FOLDER]
+        resume = ["--resume"]
+    done = lab(SIZES, *words, tmp_path, *resume)
     assert "steps/s" not in done.stderr.partition("continue")[0], "no training that was done"
-    assert names(out) == ["continuation.txt", "report.html", "results.json"]
-    assert outcome(out) == outcome(tmp_path / "whole")
+    assert names(tmp_path) == REPORT
+    assert outcome(tmp_path) == whole
 
 
-def test_each_file_that_cannot_be_written_is_named_in_one_line(own, tmp_path):
-    done = with_files_of(1000, ["--text", own, "--schemes", "t5,rope", "--out", tmp_path])
-    assert (done.returncode, done.stdout) == (2, "")
-    assert list(filter(None, done.stderr.splitlines())) == [
-        f"relpos lab: {of}--out: cannot write {tmp_path / name}: {TOO_LARGE}{then}"
-        for of, name, then in (
-            ("t5: the train job does not start: ", "unfinished/train-0/data.npz", ""),
-            ("rope: the train job does not start: ", "unfinished/train-1/data.npz", ""),
-            ("", "report.html", "; once it can be written, --resume goes on with the rest"),
+REPORT = ["continuation.txt", "report.html", "results.json"]
+TOO_LARGE = os.strerror(errno.EFBIG)
+
+
+def with_files_of(most, words):
+    """(status, stdout, lines of the lab on stderr) of a run whose processes are refused every file
+    of more bytes, as by a full disk."""
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most, most))
+    no_more = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}  # a cut one would fail every import
+    options = {"seconds": 200, "preexec_fn": limit, "env": no_more}
+    done = run(command(*words, "--quiet", **SIZES), **options)
+    said = [line for line in done.stderr.splitlines() if line.startswith("relpos lab: ")]
+    return done.returncode, done.stdout, said
+
+
+def size_of_steps(words, scheme, tmp_path):
+    """Bytes of the file of a training of one step. Each further step adds two numbers."""
+    options = cli.parser().parse_args([*map(str, words), *map(str, sum(SIZES.items(), ()))])
+    plan = experiment.make_plan(options)
+    steps = kept.Steps(tmp_path / "steps.npz")
+    sizes = {"rate": plan.rate, "length": plan.shape.length}
+    model = Model(plan.shape, scheme, seed=plan.seed)
+    train.train(model, plan.corpus.train, plan.starts[:1], kept=steps, **sizes)
+    return steps.path.stat().st_size
+
+
+def test_a_disk_that_fills_in_a_training_leaves_a_report_and_what_resume_needs(
+    words, whole, tmp_path
+):
+    """t5, whose file is the larger one, has room for six steps, and rope for all."""
+    out = tmp_path / "out"
+    most = size_of_steps([*words, out], "t5", tmp_path) + 5 * 16
+    status, printed, said = with_files_of(most, [*words, out])
+    t5 = out / kept.FOLDER / "train-0"
+    why = f"--out: cannot write {t5 / 'steps.npz'}: {TOO_LARGE}"
+    failure = f"t5: the train job ended with status 1: {why}"
+    assert said == [
+        f"relpos lab: {failure}",
+        "relpos lab: --resume runs the failed jobs again",
+    ]
+    assert status == 1
+    assert f"FAIL {failure}\n" in printed
+    assert names(out) == [*REPORT, kept.FOLDER]
+    results, _ = outcome(out)
+    assert results["failures"] == [failure]
+    assert results["stopped"] is None
+    assert [row["scheme"] for row in results["schemes"]] == ["rope"]
+    assert names(t5) == ["data.npz", "job.json", "lock", "stderr", "steps.npz"]
+    assert len(kept.read_arrays(t5 / "steps.npz")["losses"]) == 6
+    assert whole[0]["best"] == "t5", "which also continues, where rope did so far"
+    lab(SIZES, *words, out, "--resume")
+    assert names(out) == REPORT
+    assert outcome(out) == whole
+
+
+def test_each_file_that_cannot_be_written_is_named(words, tmp_path):
+    (tmp_path / "results.json").mkdir()
+    status, printed, said = with_files_of(4096, [*words, tmp_path])
+    assert (status, printed) == (2, "")
+    assert said == [
+        f"relpos lab: {of}--out: cannot write {tmp_path / name}: {why}"
+        for of, name, why in (
+            ("t5: the train job does not start: ", "unfinished/train-0/data.npz", TOO_LARGE),
+            ("rope: the train job does not start: ", "unfinished/train-1/data.npz", TOO_LARGE),
+            (
+                "",
+                "report.html",
+                f"{TOO_LARGE}; make room there, then --resume goes on with what is left",
+            ),
         )
     ]
+    assert names(tmp_path) == ["results.json", kept.FOLDER]
 
 
-def test_a_run_that_can_keep_nothing_does_not_start(own, tmp_path, capsys):
-    (tmp_path / kept.FOLDER).write_text("a file")
-    words = ["--text", own, "--tests", "128", "--out", tmp_path, "--compare", "off"]
+@pytest.mark.parametrize(("name", "why"), [("out", errno.EEXIST), ("x" * 300, errno.ENAMETOOLONG)])
+def test_a_run_that_can_keep_nothing_does_not_start(own, tmp_path, capsys, name, why):
+    out = tmp_path / name
+    refused = out
+    if why == errno.EEXIST:
+        out.mkdir()
+        refused = out / kept.FOLDER
+        refused.write_text("a file")
+    words = ["--text", own, "--tests", "128", "--out", out, "--compare", "off"]
     assert cli.main([*map(str, words)]) == 2
-    said = capsys.readouterr().err
-    assert said == (
-        f"relpos lab: --out: cannot write {tmp_path / kept.FOLDER}: {os.strerror(errno.EEXIST)}; "
-        "choose a folder that can be written\n"
+    assert capsys.readouterr().err == (
+        f"relpos lab: --out: cannot write {refused}: {os.strerror(why)}; "
+        "make room there, or choose another folder\n"
     )
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EPIPE])
+def test_a_log_without_room_ends_no_run(monkeypatch, number):
+    """A reader that has gone does."""
+
+    class Log(io.StringIO):
+        def write(self, text):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(sys, "stderr", Log())
+    gone = number == errno.EPIPE
+    with pytest.raises(BrokenPipeError) if gone else contextlib.nullcontext():
+        progress.Progress("t5", 10).close("a line that is lost")
 
 
 ASKED = {"--steps": 12, "--schemes": ["t5"]}
@@ -140,6 +215,27 @@ def test_a_run_of_other_options_is_not_resumed(tmp_path):
         assert names(folder) == ["asked.json", "lock", "train-0"]
     with kept.run_folder(tmp_path, ASKED, resume=False) as folder:
         assert names(folder) == ["asked.json", "lock"], "one that starts anew"
+
+
+def test_half_of_the_jobs_of_a_run_are_not_resumed(tmp_path, monkeypatch):
+    """Where one that starts anew could not remove them all."""
+    with kept.run_folder(tmp_path, ASKED, resume=False) as folder:
+        (folder / "train-0").mkdir()
+
+    def refuse(_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(kept.shutil, "rmtree", refuse)
+    with (
+        pytest.raises(kept.CannotWrite, match=r"--out: cannot remove .*train-0: Permission denied"),
+        kept.run_folder(tmp_path, ASKED, resume=False),
+    ):
+        pass
+    with (
+        pytest.raises(kept.CannotResume, match="has no unfinished run"),
+        kept.run_folder(tmp_path, ASKED, resume=True),
+    ):
+        pass
 
 
 def test_a_run_that_starts_anew_waits_for_a_worker_that_outlived_its_lab(tmp_path):

@@ -114,7 +114,7 @@ def shared(size):
     """Processes that all test files use; started once, and anew where they were closed."""
     if size not in STARTED or STARTED[size].closed:
         directory = tempfile.mkdtemp(prefix="relpos-ranks")
-        atexit.register(shutil.rmtree, directory)  # after the processes have ended
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)  # after they have ended
         STARTED[size] = Ranks(size, directory)
         atexit.register(STARTED[size].close)
     return STARTED[size]

@@ -7,12 +7,12 @@ import contextlib
 import json
 import math
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from relpos.lab import compare, data, experiment, kept, report
 from relpos.lab.positions import RUNS, CannotRun, check, split_texts
+from relpos.lab.progress import show
 
 OK, FAILED_CHECK, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -26,7 +26,7 @@ examples:
   relpos lab --check                       exit status 1 if the expected order does not come out
 
 The chorales are read from an installed music21 (pip install --no-deps music21==10.5.1).
-Exit status: 0 done, 1 a check or a job failed, 2 usage, missing data or a report that cannot be
+Exit status: 0 done, 1 a check or a job failed, 2 usage, missing data or a folder that cannot be
 written, 130 interrupted (with a report).
 """
 
@@ -141,15 +141,10 @@ def main(arguments: list[str] | None = None) -> int:
         with _unwinding():
             return _run(options)
     except (data.MissingData, compare.NoBias, kept.CannotResume) as error:
-        print(f"relpos lab: {error}", file=sys.stderr)
+        show(f"relpos lab: {error}")
         return USAGE
     except kept.CannotWrite as error:
-        then = (
-            "once it can be written, --resume goes on with the rest"
-            if kept.is_resumable(options.out)
-            else "choose a folder that can be written"
-        )
-        print(f"relpos lab: {error}; {then}", file=sys.stderr)
+        show(f"relpos lab: {error}; {error.then}")
         return USAGE
     except KeyboardInterrupt:  # before the first job or while writing the report
         return INTERRUPTED
@@ -190,7 +185,11 @@ def _run(options: argparse.Namespace) -> int:
     report.check_folder(options.out)
     with kept.run_folder(options.out, plan.asked(), resume=options.resume) as work:
         outcome = experiment.run(plan, work)
-        page = report.write(outcome, options.out)
+        try:
+            page = report.write(outcome, options.out)
+        except kept.CannotWrite as error:
+            error.then = "make room there, then --resume goes on with what is left"
+            raise
         if not (outcome.interrupted or outcome.failures):
             kept.remove(work)
     if options.json:
@@ -199,7 +198,7 @@ def _run(options: argparse.Namespace) -> int:
         print(report.text_table(outcome))
         print(f"\nreport: {page}")
     if outcome.failures:
-        print("relpos lab: --resume runs the jobs that failed once more", file=sys.stderr)
+        show("relpos lab: --resume runs the failed jobs again")
     if outcome.interrupted:
         return INTERRUPTED
     failed = outcome.failures or (options.check and not outcome.passed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -16,7 +15,7 @@ import relpos
 from relpos.lab import chorales, compare, data
 from relpos.lab.model import Shape
 from relpos.lab.positions import Run, runs_of
-from relpos.lab.progress import Progress, clock
+from relpos.lab.progress import Progress, clock, show
 from relpos.lab.runner import JobFailed, Jobs
 
 PROMPT_STEPS = 64  # of the grid: 16 quarters
@@ -201,7 +200,7 @@ def run(plan: Plan, work: Path) -> Outcome:
     outcome = Outcome(plan)
     begin = time.monotonic()
     if not plan.quiet:
-        print(f"{plan.corpus.name}: {len(plan.corpus.train):,} tokens to train on", file=sys.stderr)
+        show(f"{plan.corpus.name}: {len(plan.corpus.train):,} tokens to train on")
     with Jobs(work, plan.threads) as jobs:
         try:
             for number, scheme in enumerate(plan.schemes, 1):
@@ -212,10 +211,9 @@ def run(plan: Plan, work: Path) -> Outcome:
         except KeyboardInterrupt:
             outcome.interrupted = True
             if not plan.quiet:
-                print(
+                show(
                     "\ninterrupted: the report of what is done follows; --resume goes on with the "
-                    "rest",
-                    file=sys.stderr,
+                    "rest"
                 )
         try:
             if outcome.best:
@@ -226,9 +224,9 @@ def run(plan: Plan, work: Path) -> Outcome:
     return outcome
 
 
-def _folder(plan: Plan, scheme: str) -> str:
+def _folder(kind: str, plan: Plan, scheme: str) -> str:
     """A text of a position is no name of a file."""
-    return f"train-{plan.schemes.index(scheme)}"
+    return f"{kind}-{plan.schemes.index(scheme)}"
 
 
 def _attempt(outcome: Outcome, job: Callable[..., None], *arguments) -> None:
@@ -236,10 +234,8 @@ def _attempt(outcome: Outcome, job: Callable[..., None], *arguments) -> None:
     try:
         job(outcome, *arguments)
     except JobFailed as failure:
-        failed, outcome.stopped = outcome.stopped, None
-        text = f"{failed['scheme']}: {failure}" if failed else str(failure)
-        outcome.failures.append(text)
-        print(f"\nrelpos lab: {text}", file=sys.stderr)
+        outcome.failures.append(str(failure))
+        show(f"\nrelpos lab: {failure}")
 
 
 def _train(outcome: Outcome, jobs: Jobs, scheme: str, title: str) -> None:
@@ -257,17 +253,21 @@ def _train(outcome: Outcome, jobs: Jobs, scheme: str, title: str) -> None:
 
     progress.say("starts")
     outcome.stopped = last  # until it is through
-    result, arrays = jobs.run(
-        _folder(plan, scheme),
-        plan.job("train", scheme=scheme, tests=plan.tests),
-        {
-            "train": plan.corpus.train,
-            "test": plan.corpus.test,
-            "starts": plan.starts,
-            "ends": plan.ends,
-        },
-        on_event=on_event,
-    )
+    try:
+        result, arrays = jobs.run(
+            _folder("train", plan, scheme),
+            plan.job("train", scheme=scheme, tests=plan.tests),
+            {
+                "train": plan.corpus.train,
+                "test": plan.corpus.test,
+                "starts": plan.starts,
+                "ends": plan.ends,
+            },
+            on_event=on_event,
+        )
+    except JobFailed as failure:
+        outcome.stopped = None
+        raise JobFailed(f"{scheme}: {failure}") from failure
     outcome.stopped = None
     result["tests"] = {int(length): loss for length, loss in result["tests"].items()}
     outcome.trained.append(Trained(scheme, runs_of(plan.schemes)[scheme], arrays=arrays, **result))
@@ -309,11 +309,11 @@ def _continue(outcome: Outcome, jobs: Jobs) -> None:
     progress = Progress(f"continue with {best.scheme}", count, quiet=plan.quiet)
     progress.say("starts")
     _, arrays = jobs.run(
-        "continue",
+        _folder("continue", plan, best.scheme),  # once more schemes are done, another may be best
         plan.job(
             "continue",
             scheme=best.scheme,
-            weights=str(jobs.folder / _folder(plan, best.scheme) / "arrays.npz"),
+            weights=str(jobs.folder / _folder("train", plan, best.scheme) / "arrays.npz"),
             new_tokens=count,
             temperature=TEMPERATURE,
             forbidden=[chorales.START] if music else [],

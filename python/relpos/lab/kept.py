@@ -1,5 +1,6 @@
-"""What a run keeps in its folder until its report is written, so that `--resume` can go on with it
-after it was killed: the jobs that are done, and of a training all steps but the current one.
+"""What a run keeps in its folder until all is done and reported, so that `--resume` can go on with
+it after it was killed, or a job failed: the jobs that are done, and of a training all steps but the
+current one.
 
 Every file is replaced whole. A kill of the processes loses none; a loss of power may.
 """
@@ -29,16 +30,18 @@ class CannotResume(ValueError):
 
 
 class CannotWrite(OSError):
-    """A file or a folder below --out cannot be made or written."""
+    """A file or a folder below --out cannot be made, written or removed."""
+
+    then = "make room there, or choose another folder"
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path, doing: str = "write") -> Iterator[None]:
     """What writes `path`; a refusal of the system is raised as CannotWrite, with its reason."""
     try:
         yield
     except OSError as error:
-        raise CannotWrite(f"--out: cannot write {path}: {error.strerror or error}") from error
+        raise CannotWrite(f"--out: cannot {doing} {path}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
@@ -68,21 +71,12 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         return dict(stored)
 
 
-def _identity(out: Path) -> Path:
-    return out / FOLDER / "asked.json"
-
-
-def is_resumable(out: Path) -> bool:
-    """Whether there is a run that --resume goes on with."""
-    return _identity(out).exists()
-
-
 @contextlib.contextmanager
 def run_folder(out: Path, asked: dict, *, resume: bool) -> Iterator[Path]:
     """The folder of the jobs of a run. `asked` is what its results depend on, by the name of the
     option; a run that goes on must have been asked the same."""
-    folder, identity = out / FOLDER, _identity(out)
-    if resume and not is_resumable(out):
+    folder, identity = out / FOLDER, out / FOLDER / "asked.json"
+    if resume and not identity.exists():
         raise CannotResume(f"--resume: {out} has no unfinished run; start one without --resume")
     with writing(folder):
         folder.mkdir(exist_ok=True)
@@ -100,8 +94,10 @@ def run_folder(out: Path, asked: dict, *, resume: bool) -> Iterator[Path]:
                         f"{out} has, got {value}"
                     )
         else:
+            with writing(identity, "remove"):
+                identity.unlink(missing_ok=True)  # none goes on with half of the jobs
             for job in filter(Path.is_dir, list(folder.iterdir())):
-                with locked(job), writing(job):
+                with locked(job), writing(job, "remove"):
                     shutil.rmtree(job)
             write_json(identity, asked)
         yield folder

@@ -14,6 +14,15 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
+def show(text: str, end: str = "\n") -> None:
+    """Prints on stderr. Where a log has no room, the line is lost and no run ends."""
+    try:
+        print(text, end=end, file=sys.stderr, flush=True)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+
+
 class Progress:
     """Progress of one job of `total` steps; `title` says which."""
 
@@ -46,7 +55,7 @@ class Progress:
     def _show(self, text: str, end: str = "") -> None:
         if not self.quiet:
             start = "\r\x1b[2K" if self.terminal else ""
-            print(start + text, end=end, file=sys.stderr, flush=True)
+            show(start + text, end)
 
     def _line(self, done: int, loss: float | None, now: float) -> str:
         filled = _WIDTH * done // self.total

@@ -55,12 +55,11 @@ def write(outcome: Outcome, folder: Path) -> Path:
         triangle=TRIANGLE,
     )
     files["results.json"] = json.dumps(outcome.as_json(), indent=1).encode()
-    files["report.html"] = html.encode()
-    page = folder / "report.html"
-    with writing(page):
+    files["report.html"] = html.encode(errors="replace")  # a path may be no text
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        _put(folder, files)
-    return page
+    _put(folder, files)
+    return folder / "report.html"
 
 
 def setting(outcome: Outcome) -> str:
@@ -219,14 +218,16 @@ def _put(folder: Path, files: dict[str, bytes]) -> None:
     temporaries = {}
     try:
         for name, data in files.items():
-            temporary = temporaries[name] = folder / f"{name}.tmp{os.getpid()}"
-            old = folder / name
-            if old.exists():
-                temporary.touch(mode=0o600)
-                temporary.chmod(stat.S_IMODE(old.stat().st_mode))
-            temporary.write_bytes(data)
-        for name, temporary in temporaries.items():
-            os.replace(temporary, folder / name)
+            path = folder / name
+            temporary = temporaries[path] = folder / f"{name}.tmp{os.getpid()}"
+            with writing(path):
+                if path.exists():
+                    temporary.touch(mode=0o600)
+                    temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+                temporary.write_bytes(data)
+        for path, temporary in temporaries.items():
+            with writing(path):
+                os.replace(temporary, path)
     finally:
         for temporary in temporaries.values():
             temporary.unlink(missing_ok=True)

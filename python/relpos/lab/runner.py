@@ -30,7 +30,7 @@ _START = (
 
 
 class JobFailed(RuntimeError):
-    """A job ended without a result; the text ends with what it wrote to stderr."""
+    """A job did not start, or ended without a result; the text ends with the reason."""
 
 
 class Jobs:
@@ -76,13 +76,13 @@ class Jobs:
                 self._end()
                 raise
             if not (folder / "result.json").exists():
-                why = why or self._said(folder)
-                raise JobFailed(f"the {job['kind']} job ended with status {status}:\n{why}")
+                ended = f"the {job['kind']} job ended with status {status}"
+                raise JobFailed(ended + _after_colon(why or self._said(folder)))
         return json.loads((folder / "result.json").read_text()), read_arrays(folder / "arrays.npz")
 
     def _work(self, folder: Path, on_event: Callable[[dict], None]) -> tuple[int, str]:
-        """The status of a job, or of the starter where that one ended first, and what a job told
-        of a file that it could not write: on a full disk it cannot write to stderr, either."""
+        """The status of a job, or of the starter where that one ended first, and why the job says
+        that it failed."""
         why = ""
         with writing(folder / "stderr"):
             (folder / "stderr").unlink(missing_ok=True)
@@ -95,7 +95,7 @@ class Jobs:
             event = json.loads(line)
             if event["event"] == "end":
                 return event["status"], why
-            if event["event"] == "cannot write":
+            if event["event"] == "failed":
                 why = event["why"]
             else:
                 on_event(event)
@@ -116,7 +116,8 @@ class Jobs:
                     text=True,
                 )
             except OSError as error:
-                raise JobFailed(f"no process starts: {error.strerror or error}") from error
+                why = error.strerror or error
+                raise JobFailed(f"the starter {sys.executable} does not run: {why}") from error
 
     def _end(self) -> int:
         """Ends the starter and its job, if there is one, and waits for both; the starter's status.
@@ -138,5 +139,13 @@ class Jobs:
         for file in (folder / "stderr", self.folder / "stderr"):
             text = file.read_text(errors="replace").strip() if file.exists() else ""
             if text:
-                return "\n".join(text.splitlines()[-12:])
+                return text
         return ""
+
+
+def _after_colon(text: str) -> str:
+    """The end of a text in lines of its own, or beside the colon where it is one line."""
+    lines = text.splitlines()[-12:]
+    if len(lines) < 2:
+        return f": {text}" if text else ""
+    return "\n".join([":", *lines])

@@ -5,8 +5,8 @@ It imports PyTorch once for all jobs, and relpos not at all: a fork of a process
 computes on other threads than PyTorch's, by which a step takes 10 to 15 % longer.
 
 Each line of stdin is the name of a folder below, of which worker.py does the job. What a job tells
-goes to stdout, and after it {"event": "end", "status": of its process}; before that, {"event":
-"cannot write", "why": ...} where the system refused a file.
+goes to stdout; after it {"event": "failed", "why": ...} where the job raised something, which no
+full disk can lose, and {"event": "end", "status": of its process}.
 
 On macOS, whose libraries do not survive a fork, this process does one job itself and ends.
 """
@@ -26,7 +26,7 @@ import torch._dynamo  # noqa: F401  an optimizer of each job would otherwise
 
 def own_process(folder: Path, events: int) -> None:
     """Runs a job and ends this process, without what the starter has registered for its exit."""
-    status = 1
+    status, why = 0, ""
     try:
         stderr = os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -36,13 +36,14 @@ def own_process(folder: Path, events: int) -> None:
 
         try:
             worker.run_job(folder, functools.partial(tell, events))
-            status = 0
         except kept.CannotWrite as error:
-            tell(events, event="cannot write", why=str(error))
+            status, why = 1, str(error)
     except BaseException:
-        traceback.print_exc()
+        status, why = 1, traceback.format_exc()
     finally:
         with contextlib.suppress(OSError):
+            if why:
+                tell(events, event="failed", why=why)
             sys.stderr.flush()
         os._exit(status)
 
