@@ -86,10 +86,9 @@ def test_positions_in_python_hold_no_pairs(measured, what):
 
 
 @pytest.mark.parametrize("what", COMPOSED)
-def test_compositions_are_linear_too(measured, what):
-    """Under a bound per token, above which the scores of one head stand out. The ratio of two
-    lengths says less: which memory is reused changes from run to run (21 to 29 MB of `self_extend`
-    at 4096)."""
-    for length, found in measured[what].items():
-        queries = 4 * memory_probe.HEADS * length * memory_probe.SIZE
-        assert found["peak"] <= AS_QUERIES[what[0]] * queries + SLACK, (length, found)
+def test_compositions_are_under_a_bound_per_token(measured, what):
+    """Above which the scores of one head stand out. The ratio of two lengths says less: which
+    memory is reused changes from run to run (21 to 29 MB of `self_extend` at 4096)."""
+    ((length, found),) = measured[what].items()
+    queries = 4 * memory_probe.HEADS * length * memory_probe.SIZE
+    assert found["peak"] <= AS_QUERIES[what[0]] * queries + SLACK, found

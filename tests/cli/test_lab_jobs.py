@@ -1,5 +1,6 @@
 """The processes of the lab's jobs: a starter, and a fork of it for each."""
 
+import contextlib
 import json
 import os
 import signal
@@ -25,7 +26,7 @@ def work(folder, kind):
     elif kind == "fails":
         (folder / "stderr").write_text("one line\\nwhy it failed\\n")
         return 1
-    elif kind == "tells why it fails":
+    elif kind in ("tells why it fails", "does not fork and fails"):
         tell(event="failed", why="why it failed")
         return 1
     elif kind == "is killed":
@@ -39,7 +40,7 @@ for line in sys.stdin:
     kind = json.loads((folder / "job.json").read_text())["kind"]
     if kind == "is the starter's":
         sys.exit("the starter ends")
-    process = os.fork() if kind != "does not fork" else 0
+    process = os.fork() if not kind.startswith("does not fork") else 0
     if process == 0:
         os._exit(work(folder, kind))
     _, status = os.waitpid(process, 0)
@@ -125,6 +126,19 @@ def test_a_starter_that_ends_fails_one_job(jobs):
 def test_one_that_does_not_fork_has_a_starter_of_its_own(jobs):
     (first,), (second,) = jobs.told("a", "does not fork"), jobs.told("b", "does not fork")
     assert first["job"] != second["job"]
+    with pytest.raises(runner.JobFailed, match=r"ended with status 1: why it failed$"):
+        jobs.told("c", "does not fork and fails")
+
+
+@pytest.mark.parametrize("before", ["works", "fails"])
+def test_a_folder_of_another_job_is_not_gone_on_with(jobs, before):
+    with contextlib.suppress(runner.JobFailed):
+        jobs.told("a", before)
+    kept = jobs.folder / "a" / "steps.npz"
+    kept.write_bytes(b"of the other job")
+    assert len(jobs.told("a", "does more")) == 1
+    assert not kept.exists()
+    assert jobs.told("a", "does more") == []
 
 
 def test_the_starter_has_pytorch_and_not_relpos():

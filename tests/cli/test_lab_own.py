@@ -126,6 +126,20 @@ def test_positions_of_ones_own_are_trained(folder):
     assert "A logarithm of the distance." in page
 
 
+def test_a_class_that_has_changed_is_other_code(mine, folder, monkeypatch):
+    text = "rope+mine:KERPLE(start=0.5)"
+    before = positions.code_of(text)
+    assert positions.code_of("rope+alibi") == []
+    monkeypatch.delitem(sys.modules, "mine")
+    source = (folder / "mine.py").read_text()
+    (folder / "mine.py").write_text(source + "\n# changed\n")
+    try:
+        assert len(before) == 1
+        assert positions.code_of(text) != before
+    finally:
+        (folder / "mine.py").write_text(source)
+
+
 def test_a_job_that_fails_leaves_the_others(folder):
     texts = "rope,mine:Late(heads=4),alibi"
     done = lab(folder, "--schemes", texts, "--compare", "off", "--json", "--quiet")

@@ -7,14 +7,18 @@ import functools
 import io
 import json
 import os
+import random
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
 
+import numpy as np
 import pytest
-from relpos.lab import cli, experiment, kept, progress, train
+import torch
+from relpos.lab import cli, experiment, kept, progress, report, train
 from relpos.lab.model import Model
 
 from tests import FULL
@@ -77,6 +81,7 @@ def test_a_killed_run_ends_as_one_that_nobody_killed(words, whole, tmp_path):
             signal.SIGKILL,
         )
         assert status == -signal.SIGKILL, err[-2000:]
+        assert list(reached.parents[1].glob("/".join(reached.parts[-2:])))
         for worker in workers_of(tmp_path) if worker_too else ():
             os.kill(worker, signal.SIGKILL)
         assert names(tmp_path) == [kept.FOLDER]
@@ -87,6 +92,7 @@ def test_a_killed_run_ends_as_one_that_nobody_killed(words, whole, tmp_path):
     assert outcome(tmp_path) == whole
 
 
+ERRORS = {"capture_output": False, "stderr": subprocess.PIPE}
 REPORT = ["continuation.txt", "report.html", "results.json"]
 TOO_LARGE = os.strerror(errno.EFBIG)
 
@@ -137,13 +143,18 @@ def test_a_disk_that_fills_in_a_training_leaves_a_report_and_what_resume_needs(
     assert names(t5) == ["data.npz", "job.json", "lock", "stderr", "steps.npz"]
     assert len(kept.read_arrays(t5 / "steps.npz")["losses"]) == 6
     assert whole[0]["best"] == "t5", "which also continues, where rope did so far"
-    lab(SIZES, *words, out, "--resume")
+    with open("/dev/full", "w") as full:
+        resumed = run(command(*words, out, "--resume", **SIZES), stdout=full, seconds=200, **ERRORS)
+    assert resumed.returncode == 2
+    assert resumed.stderr.endswith(
+        f"relpos lab: cannot write standard output: {os.strerror(errno.ENOSPC)}; the report is "
+        f"{out / 'report.html'}\n"
+    )
     assert names(out) == REPORT
     assert outcome(out) == whole
 
 
 def test_each_file_that_cannot_be_written_is_named(words, tmp_path):
-    (tmp_path / "results.json").mkdir()
     status, printed, said = with_files_of(4096, [*words, tmp_path])
     assert (status, printed) == (2, "")
     assert said == [
@@ -154,11 +165,20 @@ def test_each_file_that_cannot_be_written_is_named(words, tmp_path):
             (
                 "",
                 "report.html",
-                f"{TOO_LARGE}; make room there, then --resume goes on with what is left",
+                f"{TOO_LARGE}; once it can be, --resume goes on with what is left",
             ),
         )
     ]
-    assert names(tmp_path) == ["results.json", kept.FOLDER]
+    assert names(tmp_path) == [kept.FOLDER]
+
+
+def test_a_report_replaces_all_of_its_files_or_none(tmp_path):
+    (tmp_path / "a").write_text("old")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(kept.CannotWrite, match="/b: Is a directory"):
+        report._put(tmp_path, {"a": b"new", "b": b"new"})
+    assert (tmp_path / "a").read_text() == "old"
+    assert names(tmp_path) == ["a", "b"]
 
 
 @pytest.mark.parametrize(("name", "why"), [("out", errno.EEXIST), ("x" * 300, errno.ENAMETOOLONG)])
@@ -173,7 +193,7 @@ def test_a_run_that_can_keep_nothing_does_not_start(own, tmp_path, capsys, name,
     assert cli.main([*map(str, words)]) == 2
     assert capsys.readouterr().err == (
         f"relpos lab: --out: cannot write {refused}: {os.strerror(why)}; "
-        "make room there, or choose another folder\n"
+        "see that it can be, or choose another folder\n"
     )
 
 
@@ -189,6 +209,33 @@ def test_a_log_without_room_ends_no_run(monkeypatch, number):
     gone = number == errno.EPIPE
     with pytest.raises(BrokenPipeError) if gone else contextlib.nullcontext():
         progress.Progress("t5", 10).close("a line that is lost")
+
+
+def test_a_log_without_room_keeps_the_exit_status():
+    """Whatever is still unwritten then: Python's own status for that is 120."""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        log = {"capture_output": False, "stdout": full, "stderr": full, "env": buffered}
+        assert run(command("--text", "/nowhere"), **log).returncode == 2
+
+
+def test_draws_go_on_where_they_were(tmp_path):
+    """Those of positions of one's own, by any of the three generators."""
+
+    def draw():
+        return [random.gauss(), np.random.randn(), torch.randn(()).item()]  # noqa: NPY002
+
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    steps = kept.Steps(tmp_path / "steps.npz")
+    model(torch.ones(1)).sum().backward()
+    optimizer.step()
+    for _ in range(2):  # with a number of each pair that is left over, and without
+        draw()
+        steps.write(model, optimizer)
+        expected = [draw(), draw()]
+        steps.read(model, optimizer)
+        assert [draw(), draw()] == expected
 
 
 ASKED = {"--steps": 12, "--schemes": ["t5"]}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from relpos.lab import compare, data, experiment, kept, report
 from relpos.lab.positions import RUNS, CannotRun, check, split_texts
-from relpos.lab.progress import show
+from relpos.lab.progress import leave_unwritten, show
 
 OK, FAILED_CHECK, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -26,8 +26,8 @@ examples:
   relpos lab --check                       exit status 1 if the expected order does not come out
 
 The chorales are read from an installed music21 (pip install --no-deps music21==10.5.1).
-Exit status: 0 done, 1 a check or a job failed, 2 usage, missing data or a folder that cannot be
-written, 130 interrupted (with a report).
+Exit status: 0 done, 1 a check or a job failed, 2 usage, missing data or results that cannot
+be written, 130 interrupted (with a report).
 """
 
 
@@ -148,6 +148,8 @@ def main(arguments: list[str] | None = None) -> int:
         return USAGE
     except KeyboardInterrupt:  # before the first job or while writing the report
         return INTERRUPTED
+    finally:
+        leave_unwritten()
 
 
 def _check_positions(made: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -188,17 +190,20 @@ def _run(options: argparse.Namespace) -> int:
         try:
             page = report.write(outcome, options.out)
         except kept.CannotWrite as error:
-            error.then = "make room there, then --resume goes on with what is left"
+            error.then = "once it can be, --resume goes on with what is left"
             raise
         if not (outcome.interrupted or outcome.failures):
             kept.remove(work)
-    if options.json:
-        print(json.dumps(outcome.as_json(), indent=1))
-    else:
-        print(report.text_table(outcome))
-        print(f"\nreport: {page}")
     if outcome.failures:
         show("relpos lab: --resume runs the failed jobs again")
+    try:
+        if options.json:
+            print(json.dumps(outcome.as_json(), indent=1), flush=True)
+        else:
+            print(f"{report.text_table(outcome)}\n\nreport: {page}", flush=True)
+    except OSError as error:
+        show(f"relpos lab: cannot write standard output: {error.strerror}; the report is {page}")
+        return USAGE
     if outcome.interrupted:
         return INTERRUPTED
     failed = outcome.failures or (options.check and not outcome.passed)

@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import relpos
 from relpos.lab import chorales, compare, data
 from relpos.lab.model import Shape
-from relpos.lab.positions import Run, runs_of
+from relpos.lab.positions import Run, code_of, runs_of
 from relpos.lab.progress import Progress, clock, show
 from relpos.lab.runner import JobFailed, Jobs
 
@@ -68,11 +69,13 @@ class Plan:
             "--compare": self.compare,
             "the tokens": tokens.hexdigest(),
             "relpos": relpos.__version__,
+            "PyTorch": torch.__version__,
         }
 
-    def job(self, kind: str, **more) -> dict:
+    def job(self, kind: str, scheme: str, **more) -> dict:
         common = {"kind": kind, "shape": asdict(self.shape), "seed": self.seed}
-        return {**common, "rate": self.rate, "threads": self.threads, **more}
+        of_scheme = {"scheme": scheme, "code": code_of(scheme)}
+        return {**common, "rate": self.rate, "threads": self.threads, **of_scheme, **more}
 
 
 @dataclass
@@ -256,7 +259,7 @@ def _train(outcome: Outcome, jobs: Jobs, scheme: str, title: str) -> None:
     try:
         result, arrays = jobs.run(
             _folder("train", plan, scheme),
-            plan.job("train", scheme=scheme, tests=plan.tests),
+            plan.job("train", scheme, tests=plan.tests),
             {
                 "train": plan.corpus.train,
                 "test": plan.corpus.test,
@@ -293,7 +296,7 @@ def _compare(outcome: Outcome, jobs: Jobs) -> None:
             progress.say(f"{batch} x {length} on {attend}")
             row[attend], _ = jobs.run(
                 f"compare-{attend}-{length}",
-                plan.job("compare", scheme=plan.compare, attend=attend, length=length),
+                plan.job("compare", plan.compare, attend=attend, length=length),
                 {"train": plan.corpus.train, "starts": starts},
                 on_event=lambda event: None,
             )
@@ -312,7 +315,7 @@ def _continue(outcome: Outcome, jobs: Jobs) -> None:
         _folder("continue", plan, best.scheme),  # once more schemes are done, another may be best
         plan.job(
             "continue",
-            scheme=best.scheme,
+            best.scheme,
             weights=str(jobs.folder / _folder("train", plan, best.scheme) / "arrays.npz"),
             new_tokens=count,
             temperature=TEMPERATURE,

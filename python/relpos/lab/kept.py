@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import random
 import shutil
 import time
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ class CannotResume(ValueError):
 class CannotWrite(OSError):
     """A file or a folder below --out cannot be made, written or removed."""
 
-    then = "make room there, or choose another folder"
+    then = "see that it can be, or choose another folder"
 
 
 @contextlib.contextmanager
@@ -76,8 +77,9 @@ def run_folder(out: Path, asked: dict, *, resume: bool) -> Iterator[Path]:
     """The folder of the jobs of a run. `asked` is what its results depend on, by the name of the
     option; a run that goes on must have been asked the same."""
     folder, identity = out / FOLDER, out / FOLDER / "asked.json"
-    if resume and not identity.exists():
-        raise CannotResume(f"--resume: {out} has no unfinished run; start one without --resume")
+    nothing = f"--resume: {out} has no unfinished run; start one without --resume"
+    if resume and not folder.exists():
+        raise CannotResume(nothing)
     with writing(folder):
         folder.mkdir(exist_ok=True)
     with _lock_file(folder) as lock:
@@ -85,6 +87,8 @@ def run_folder(out: Path, asked: dict, *, resume: bool) -> Iterator[Path]:
             raise CannotResume(
                 f"--out {out}: another run writes there; wait for it, or choose another folder"
             )
+        if resume and not identity.exists():
+            raise CannotResume(nothing)
         if resume:
             before = json.loads(identity.read_text())
             for name, value in json.loads(json.dumps(asked)).items():
@@ -94,13 +98,23 @@ def run_folder(out: Path, asked: dict, *, resume: bool) -> Iterator[Path]:
                         f"{out} has, got {value}"
                     )
         else:
-            with writing(identity, "remove"):
-                identity.unlink(missing_ok=True)  # none goes on with half of the jobs
+            _forget(folder)
             for job in filter(Path.is_dir, list(folder.iterdir())):
-                with locked(job), writing(job, "remove"):
-                    shutil.rmtree(job)
+                forget_job(job)
             write_json(identity, asked)
         yield folder
+
+
+def _forget(folder: Path) -> None:
+    """From here on none goes on with the jobs of a run, so that half of them may be removed."""
+    identity = folder / "asked.json"
+    with writing(identity, "remove"):
+        identity.unlink(missing_ok=True)
+
+
+def forget_job(job: Path) -> None:
+    with locked(job), writing(job, "remove"):
+        shutil.rmtree(job)
 
 
 def _lock_file(folder: Path) -> IO[str]:
@@ -119,20 +133,25 @@ def _taken(lock: IO[str]) -> bool:
             if time.monotonic() > until:
                 return False
             time.sleep(0.05)
+        except OSError as error:  # of a file system that has no locks
+            raise CannotWrite(f"--out: cannot lock {lock.name}: {error.strerror}") from error
         else:
             return True
 
 
 def remove(folder: Path) -> None:
     """Once nothing is left to go on with."""
-    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(CannotWrite):
+        _forget(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Waits for a process that has outlived its lab and is still at this job."""
     with _lock_file(folder) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        with writing(folder / "lock", "lock"):
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -169,6 +188,7 @@ class Steps:
                     # Copies lie as the optimizer's own tensors do: sums depend on where they begin.
                     state[key] = torch.from_numpy(array).clone()
         torch.set_rng_state(torch.from_numpy(arrays["random"]))
+        _set_random(arrays)
         self.losses, self.seconds = arrays["losses"].tolist(), arrays["seconds"].tolist()
         self.peak_mb = float(arrays["peak_mb"])
 
@@ -180,9 +200,31 @@ class Steps:
             for key, value in optimizer.state[parameter].items():
                 arrays[f"optimizer/{place}/{key}"] = value.numpy()
         arrays["random"] = torch.get_rng_state().numpy()
+        arrays |= _random()
         arrays["losses"], arrays["seconds"] = np.array(self.losses), np.array(self.seconds)
         arrays["peak_mb"] = np.array(self.peak_mb)
         write_arrays(self.path, arrays)
+
+
+def _random() -> dict[str, np.ndarray]:
+    """Of the generators that positions of one's own may draw from, beside PyTorch's."""
+    version, words, gauss = random.getstate()
+    _, keys, place, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+    return {
+        "random/python": np.array([version, *words]),
+        "random/python_gauss": np.array([] if gauss is None else [gauss]),
+        "random/numpy": keys,
+        "random/numpy_gauss": np.array([place, has_gauss, cached]),
+    }
+
+
+def _set_random(arrays: dict[str, np.ndarray]) -> None:
+    version, *words = arrays["random/python"].tolist()
+    gauss = arrays["random/python_gauss"].tolist()
+    random.setstate((version, tuple(words), gauss[0] if gauss else None))
+    place, has_gauss, cached = arrays["random/numpy_gauss"].tolist()
+    state = ("MT19937", arrays["random/numpy"], int(place), int(has_gauss), cached)
+    np.random.set_state(state)  # noqa: NPY002
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

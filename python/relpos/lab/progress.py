@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -15,12 +16,22 @@ def clock(seconds: float) -> str:
 
 
 def show(text: str, end: str = "\n") -> None:
-    """Prints on stderr. Where a log has no room, the line is lost and no run ends."""
+    """Prints on stderr. A log that cannot be written ends no run; a reader that has gone does."""
     try:
         print(text, end=end, file=sys.stderr, flush=True)
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass
+
+
+def leave_unwritten() -> None:
+    """Where a stream still cannot be written when this process ends, which has its own status."""
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except OSError:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  to the end of the process
 
 
 class Progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -221,6 +222,8 @@ def _put(folder: Path, files: dict[str, bytes]) -> None:
             path = folder / name
             temporary = temporaries[path] = folder / f"{name}.tmp{os.getpid()}"
             with writing(path):
+                if path.is_dir():
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
                 if path.exists():
                     temporary.touch(mode=0o600)
                     temporary.chmod(stat.S_IMODE(path.stat().st_mode))

@@ -14,7 +14,14 @@ from pathlib import Path
 import numpy as np
 
 import relpos
-from relpos.lab.kept import CannotWrite, read_arrays, write_arrays, write_json, writing
+from relpos.lab.kept import (
+    CannotWrite,
+    forget_job,
+    read_arrays,
+    write_arrays,
+    write_json,
+    writing,
+)
 
 # By default glibc returns large buffers to the system at once, and every step has page faults. With
 # these settings a step of the default size takes 278 ms instead of 318 on one thread.
@@ -60,11 +67,13 @@ class Jobs:
         *,
         on_event: Callable[[dict], None],
     ) -> tuple[dict, dict[str, np.ndarray]]:
-        """Result and arrays of a job, or those that are in its folder. KeyboardInterrupt ends the
-        job and is raised again."""
+        """Result and arrays of a job, or those that are in its folder if it was the same job.
+        KeyboardInterrupt ends the job and is raised again."""
         folder = self.folder / name
-        if not (folder / "result.json").exists():
+        if not _is_done(folder, job):
             try:
+                if _is_another(folder, job):
+                    forget_job(folder)
                 with writing(folder):
                     folder.mkdir(exist_ok=True)
                 write_json(folder / "job.json", job)
@@ -75,7 +84,7 @@ class Jobs:
             except BaseException:
                 self._end()
                 raise
-            if not (folder / "result.json").exists():
+            if not _is_done(folder, job):
                 ended = f"the {job['kind']} job ended with status {status}"
                 raise JobFailed(ended + _after_colon(why or self._said(folder)))
         return json.loads((folder / "result.json").read_text()), read_arrays(folder / "arrays.npz")
@@ -141,6 +150,16 @@ class Jobs:
             if text:
                 return text
         return ""
+
+
+def _is_another(folder: Path, job: dict) -> bool:
+    """Whether the folder has a job that was asked otherwise: of other code, for instance."""
+    asked = folder / "job.json"
+    return asked.exists() and json.loads(asked.read_text()) != json.loads(json.dumps(job))
+
+
+def _is_done(folder: Path, job: dict) -> bool:
+    return (folder / "result.json").exists() and not _is_another(folder, job)
 
 
 def _after_colon(text: str) -> str:

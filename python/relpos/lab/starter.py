@@ -26,7 +26,7 @@ import torch._dynamo  # noqa: F401  an optimizer of each job would otherwise
 
 def own_process(folder: Path, events: int) -> None:
     """Runs a job and ends this process, without what the starter has registered for its exit."""
-    status, why = 0, ""
+    status, why = 1, ""
     try:
         stderr = os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -36,12 +36,13 @@ def own_process(folder: Path, events: int) -> None:
 
         try:
             worker.run_job(folder, functools.partial(tell, events))
+            status = 0
         except kept.CannotWrite as error:
-            status, why = 1, str(error)
+            why = str(error)
     except BaseException:
-        status, why = 1, traceback.format_exc()
+        why = traceback.format_exc()
     finally:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(BaseException):
             if why:
                 tell(events, event="failed", why=why)
             sys.stderr.flush()

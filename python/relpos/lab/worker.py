@@ -46,6 +46,7 @@ def run_train(job: dict, data: dict, folder: Path, tell: Tell) -> tuple[dict, di
         kept.write_json(tested, tests := {**tests, str(length): loss})
         tell(event="test", length=length, loss=loss, s=time.perf_counter() - begin)
 
+    model.eval()  # a resumed job may have had its tests
     picture = min(look.PICTURE_LENGTH, max(job["tests"]))
     window = torch.from_numpy(data["test"][:picture][None])
     seen = []
@@ -117,6 +118,8 @@ def run_job(folder: Path, tell: Tell) -> None:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
     with kept.locked(folder):
+        for left in folder.glob("*.tmp*"):  # by one that was killed as it wrote
+            left.unlink()
         if (folder / "result.json").exists():
             return
         job = json.loads((folder / "job.json").read_text())
