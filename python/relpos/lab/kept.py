@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 FOLDER = "unfinished"
+_ASKED = "asked.json"
 PATIENCE = 3.0
 
 
@@ -76,7 +77,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 def run_folder(out: Path, asked: dict, *, resume: bool) -> Iterator[Path]:
     """The folder of the jobs of a run. `asked` is what its results depend on, by the name of the
     option; a run that goes on must have been asked the same."""
-    folder, identity = out / FOLDER, out / FOLDER / "asked.json"
+    folder, identity = out / FOLDER, out / FOLDER / _ASKED
     nothing = f"--resume: {out} has no unfinished run; start one without --resume"
     if resume and not folder.exists():
         raise CannotResume(nothing)
@@ -107,9 +108,8 @@ def run_folder(out: Path, asked: dict, *, resume: bool) -> Iterator[Path]:
 
 def _forget(folder: Path) -> None:
     """From here on none goes on with the jobs of a run, so that half of them may be removed."""
-    identity = folder / "asked.json"
-    with writing(identity, "remove"):
-        identity.unlink(missing_ok=True)
+    with writing(folder / _ASKED, "remove"):
+        (folder / _ASKED).unlink(missing_ok=True)
 
 
 def forget_job(job: Path) -> None:
