@@ -52,7 +52,7 @@ class Jobs(runner.Jobs):
     def told(self, name, kind="works"):
         """What a job told."""
         events = []
-        result, _ = self.run(name, {"kind": kind}, {}, on_event=events.append)
+        result, _ = self.run(name, {"kind": kind}, {}, title=name, on_event=events.append)
         assert result == {"of": kind}
         return events
 
@@ -107,7 +107,7 @@ def test_jobs_have_one_starter_which_ends_with_them(jobs):
 )
 def test_a_job_that_fails_says_why_and_others_go_on(jobs, kind, said):
     first = jobs.starter_of("a")
-    with pytest.raises(runner.JobFailed, match=f"the {kind} job ended with {said}"):
+    with pytest.raises(runner.JobFailed, match=f"b: the {kind} job ended with {said}"):
         jobs.told("b", kind)
     assert jobs.starter_of("c") == first
 
@@ -177,7 +177,9 @@ def test_one_that_cannot_start_says_why(jobs, monkeypatch):
     with pytest.raises(runner.JobFailed, match="No module named 'absent'"):
         jobs.told("a")
     monkeypatch.setattr(sys, "executable", "/absent")
-    with pytest.raises(runner.JobFailed, match="starter /absent does not run: No such file"):
+    with pytest.raises(
+        runner.JobFailed, match="b: the works job does not start: /absent does not run: No such"
+    ):
         jobs.told("b")
 
 
@@ -194,7 +196,7 @@ def test_ctrl_c_ends_a_job(jobs, starter_too):
 
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        jobs.run("a", {"kind": "waits"}, {}, on_event=interrupted)
+        jobs.run("a", {"kind": "waits"}, {}, title="a", on_event=interrupted)
     assert time.monotonic() - begin < timeout(60)
     assert ends(seen["starter"])
     assert ends(seen["job"])

@@ -266,11 +266,12 @@ def _train(outcome: Outcome, jobs: Jobs, scheme: str, title: str) -> None:
                 "starts": plan.starts,
                 "ends": plan.ends,
             },
+            title=scheme,
             on_event=on_event,
         )
-    except JobFailed as failure:
+    except JobFailed:
         outcome.stopped = None
-        raise JobFailed(f"{scheme}: {failure}") from failure
+        raise
     outcome.stopped = None
     result["tests"] = {int(length): loss for length, loss in result["tests"].items()}
     outcome.trained.append(Trained(scheme, runs_of(plan.schemes)[scheme], arrays=arrays, **result))
@@ -293,11 +294,13 @@ def _compare(outcome: Outcome, jobs: Jobs) -> None:
         row = {"scheme": plan.compare, "batch": batch, "length": length}
         for attend in compare.IMPLEMENTATIONS:
             progress = Progress("compare", COMPARED_STEPS, quiet=plan.quiet)
-            progress.say(f"{batch} x {length} on {attend}")
+            title = f"{batch} x {length} on {attend}"
+            progress.say(title)
             row[attend], _ = jobs.run(
                 f"compare-{attend}-{length}",
                 plan.job("compare", plan.compare, attend=attend, length=length),
                 {"train": plan.corpus.train, "starts": starts},
+                title=f"{plan.compare}, {title}",
                 on_event=lambda event: None,
             )
         outcome.comparisons.append(row)
@@ -322,6 +325,7 @@ def _continue(outcome: Outcome, jobs: Jobs) -> None:
             forbidden=[chorales.START] if music else [],
         ),
         {"prompt": plan.corpus.prompt},
+        title=best.scheme,
         on_event=lambda event: progress.update(event["done"]),
     )
     progress.close(f"{count} tokens after the opening of {plan.corpus.prompt_name}")

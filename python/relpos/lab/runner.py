@@ -40,6 +40,10 @@ class JobFailed(RuntimeError):
     """A job did not start, or ended without a result; the text ends with the reason."""
 
 
+class _CannotStart(RuntimeError):
+    """There is no starter."""
+
+
 class Jobs:
     """Runs jobs in folders below `folder`, one after the other, on at most `threads` threads.
 
@@ -65,11 +69,12 @@ class Jobs:
         job: dict,
         data: dict[str, np.ndarray],
         *,
+        title: str,
         on_event: Callable[[dict], None],
     ) -> tuple[dict, dict[str, np.ndarray]]:
-        """Result and arrays of a job, or those that are in its folder if it was the same job.
-        KeyboardInterrupt ends the job and is raised again."""
-        folder = self.folder / name
+        """Result and arrays of a job, or those that are in its folder if it was the same job. A
+        JobFailed begins with the title. KeyboardInterrupt ends the job and is raised again."""
+        folder, what = self.folder / name, f"{title}: the {job['kind']} job"
         if not _is_done(folder, job):
             try:
                 if _is_another(folder, job):
@@ -79,14 +84,14 @@ class Jobs:
                 write_json(folder / "job.json", job)
                 write_arrays(folder / "data.npz", data)
                 status, why = self._work(folder, on_event)
-            except CannotWrite as error:
-                raise JobFailed(f"the {job['kind']} job does not start: {error}") from error
+            except (CannotWrite, _CannotStart) as error:
+                raise JobFailed(f"{what} does not start: {error}") from error
             except BaseException:
                 self._end()
                 raise
             if not _is_done(folder, job):
-                ended = f"the {job['kind']} job ended with status {status}"
-                raise JobFailed(ended + _after_colon(why or self._said(folder)))
+                why = _after_colon(why or self._said(folder))
+                raise JobFailed(f"{what} ended with status {status}{why}")
         return json.loads((folder / "result.json").read_text()), read_arrays(folder / "arrays.npz")
 
     def _work(self, folder: Path, on_event: Callable[[dict], None]) -> tuple[int, str]:
@@ -126,7 +131,7 @@ class Jobs:
                 )
             except OSError as error:
                 why = error.strerror or error
-                raise JobFailed(f"the starter {sys.executable} does not run: {why}") from error
+                raise _CannotStart(f"{sys.executable} does not run: {why}") from error
 
     def _end(self) -> int:
         """Ends the starter and its job, if there is one, and waits for both; the starter's status.
