@@ -18,7 +18,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from relpos.lab import cli, experiment, kept, progress, report, train
+from relpos.lab import cli, experiment, kept, progress, report, train, worker
 from relpos.lab.model import Model
 
 from tests import FULL
@@ -74,16 +74,16 @@ def whole(words, tmp_path_factory):
 def test_a_killed_run_ends_as_one_that_nobody_killed(words, whole, tmp_path):
     resume = []
     for file, worker_too in MOMENTS:
-        reached = tmp_path / kept.FOLDER / file
-        status, _, err = interrupted(
-            command(*words, tmp_path, *resume, **SIZES),
-            lambda _, reached=reached: list(reached.parents[1].glob("/".join(reached.parts[-2:]))),
-            signal.SIGKILL,
-        )
+
+        def reached(_=None, file=file):
+            return any((tmp_path / kept.FOLDER).glob(file))
+
+        again = command(*words, tmp_path, *resume, **SIZES)
+        status, _, err = interrupted(again, reached, signal.SIGKILL)
         assert status == -signal.SIGKILL, err[-2000:]
-        assert list(reached.parents[1].glob("/".join(reached.parts[-2:])))
-        for worker in workers_of(tmp_path) if worker_too else ():
-            os.kill(worker, signal.SIGKILL)
+        assert reached()
+        for process in workers_of(tmp_path) if worker_too else ():
+            os.kill(process, signal.SIGKILL)
         assert names(tmp_path) == [kept.FOLDER]
         resume = ["--resume"]
     done = lab(SIZES, *words, tmp_path, *resume)
@@ -108,10 +108,13 @@ def with_files_of(most, words):
     return done.returncode, done.stdout, said
 
 
-def size_of_steps(words, scheme, tmp_path):
+def plan_of(words, out):
+    sizes = [word for pair in SIZES.items() for word in pair]
+    return experiment.make_plan(cli.parser().parse_args([*map(str, [*words, out, *sizes])]))
+
+
+def size_of_steps(plan, scheme, tmp_path):
     """Bytes of the file of a training of one step. Each further step adds two numbers."""
-    options = cli.parser().parse_args([*map(str, words), *map(str, sum(SIZES.items(), ()))])
-    plan = experiment.make_plan(options)
     steps = kept.Steps(tmp_path / "steps.npz")
     sizes = {"rate": plan.rate, "length": plan.shape.length}
     model = Model(plan.shape, scheme, seed=plan.seed)
@@ -124,7 +127,7 @@ def test_a_disk_that_fills_in_a_training_leaves_a_report_and_what_resume_needs(
 ):
     """t5, whose file is the larger one, has room for six steps, and rope for all."""
     out = tmp_path / "out"
-    most = size_of_steps([*words, out], "t5", tmp_path) + 5 * 16
+    most = size_of_steps(plan_of(words, out), "t5", tmp_path) + 5 * 16
     status, printed, said = with_files_of(most, [*words, out])
     t5 = out / kept.FOLDER / "train-0"
     why = f"--out: cannot write {t5 / 'steps.npz'}: {TOO_LARGE}"
@@ -217,6 +220,23 @@ def test_a_log_without_room_keeps_the_exit_status():
     with open("/dev/full", "w") as full:
         log = {"capture_output": False, "stdout": full, "stderr": full, "env": buffered}
         assert run(command("--text", "/nowhere"), **log).returncode == 2
+
+
+def test_what_is_learned_is_shown_in_the_mode_of_tests(words, tmp_path, monkeypatch):
+    """Also by a job that was killed behind its tests."""
+    modes = []
+
+    class Watched(Model):
+        def forward(self, *arguments, **options):
+            modes.append(self.training)
+            return super().forward(*arguments, **options)
+
+    monkeypatch.setattr(worker, "Model", Watched)
+    plan = plan_of(words, tmp_path)
+    kept.write_json(tmp_path / "tests.json", dict.fromkeys(plan.tests, 1.0))
+    data = {"train": plan.corpus.train, "test": plan.corpus.test, "starts": plan.starts[:1]}
+    worker.run_train(plan.job("train", "t5", tests=plan.tests), data, tmp_path, lambda **_: None)
+    assert modes == [True, False]
 
 
 def test_draws_go_on_where_they_were(tmp_path):

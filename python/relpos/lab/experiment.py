@@ -255,7 +255,6 @@ def _train(outcome: Outcome, jobs: Jobs, scheme: str, title: str) -> None:
             progress.say(f"tested at {event['length']} tokens: loss {event['loss']:.3f}")
 
     progress.say("starts")
-    outcome.stopped = last  # until it is through
     try:
         result, arrays = jobs.run(
             _folder("train", plan, scheme),
@@ -269,10 +268,9 @@ def _train(outcome: Outcome, jobs: Jobs, scheme: str, title: str) -> None:
             title=scheme,
             on_event=on_event,
         )
-    except JobFailed:
-        outcome.stopped = None
+    except KeyboardInterrupt:
+        outcome.stopped = last
         raise
-    outcome.stopped = None
     result["tests"] = {int(length): loss for length, loss in result["tests"].items()}
     outcome.trained.append(Trained(scheme, runs_of(plan.schemes)[scheme], arrays=arrays, **result))
     losses = ", ".join(f"{loss:.3f} at {length}" for length, loss in result["tests"].items())

@@ -126,17 +126,19 @@ def _taken(lock: IO[str]) -> bool:
     """Whether nobody holds the lock, or a process that ends within PATIENCE seconds: where a run is
     killed as it starts the starter, that one holds it until it is a program of its own."""
     until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.05)
-        except OSError as error:  # of a file system that has no locks
-            raise CannotWrite(f"--out: cannot lock {lock.name}: {error.strerror}") from error
-        else:
-            return True
+    while not _locks(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _locks(lock: IO[str], how: int) -> bool:
+    """Whether no other process holds the lock. There are file systems without locks."""
+    with writing(Path(lock.name), "lock"), contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, how)
+        return True
+    return False
 
 
 def remove(folder: Path) -> None:
@@ -150,8 +152,7 @@ def remove(folder: Path) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Waits for a process that has outlived its lab and is still at this job."""
     with _lock_file(folder) as lock:
-        with writing(folder / "lock", "lock"):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        _locks(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -187,7 +188,6 @@ class Steps:
                 if owner == f"optimizer/{place}":
                     # Copies lie as the optimizer's own tensors do: sums depend on where they begin.
                     state[key] = torch.from_numpy(array).clone()
-        torch.set_rng_state(torch.from_numpy(arrays["random"]))
         _set_random(arrays)
         self.losses, self.seconds = arrays["losses"].tolist(), arrays["seconds"].tolist()
         self.peak_mb = float(arrays["peak_mb"])
@@ -199,7 +199,6 @@ class Steps:
         for place, parameter in enumerate(_parameters(optimizer)):
             for key, value in optimizer.state[parameter].items():
                 arrays[f"optimizer/{place}/{key}"] = value.numpy()
-        arrays["random"] = torch.get_rng_state().numpy()
         arrays |= _random()
         arrays["losses"], arrays["seconds"] = np.array(self.losses), np.array(self.seconds)
         arrays["peak_mb"] = np.array(self.peak_mb)
@@ -207,10 +206,11 @@ class Steps:
 
 
 def _random() -> dict[str, np.ndarray]:
-    """Of the generators that positions of one's own may draw from, beside PyTorch's."""
+    """The states of the generators that positions of one's own may draw from."""
     version, words, gauss = random.getstate()
     _, keys, place, has_gauss, cached = np.random.get_state()  # noqa: NPY002
     return {
+        "random/torch": torch.get_rng_state().numpy(),
         "random/python": np.array([version, *words]),
         "random/python_gauss": np.array([] if gauss is None else [gauss]),
         "random/numpy": keys,
@@ -219,6 +219,7 @@ def _random() -> dict[str, np.ndarray]:
 
 
 def _set_random(arrays: dict[str, np.ndarray]) -> None:
+    torch.set_rng_state(torch.from_numpy(arrays["random/torch"]))
     version, *words = arrays["random/python"].tolist()
     gauss = arrays["random/python_gauss"].tolist()
     random.setstate((version, tuple(words), gauss[0] if gauss else None))

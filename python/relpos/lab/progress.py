@@ -26,7 +26,7 @@ def show(text: str, end: str = "\n") -> None:
 
 
 def leave_unwritten() -> None:
-    """Where a stream still cannot be written when this process ends, which has its own status."""
+    """Drops what stdout or stderr cannot write, for which Python would end with status 120."""
     for name in ("stdout", "stderr"):
         try:
             getattr(sys, name).flush()

@@ -56,7 +56,7 @@ def write(outcome: Outcome, folder: Path) -> Path:
         triangle=TRIANGLE,
     )
     files["results.json"] = json.dumps(outcome.as_json(), indent=1).encode()
-    files["report.html"] = html.encode(errors="replace")  # a path may be no text
+    files["report.html"] = html.encode(errors="replace")  # names of files may not be UTF-8
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     _put(folder, files)

@@ -14,14 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import relpos
-from relpos.lab.kept import (
-    CannotWrite,
-    forget_job,
-    read_arrays,
-    write_arrays,
-    write_json,
-    writing,
-)
+from relpos.lab.kept import forget_job, read_arrays, write_arrays, write_json
 
 # By default glibc returns large buffers to the system at once, and every step has page faults. With
 # these settings a step of the default size takes 278 ms instead of 318 on one thread.
@@ -38,10 +31,6 @@ _START = (
 
 class JobFailed(RuntimeError):
     """A job did not start, or ended without a result; the text ends with the reason."""
-
-
-class _CannotStart(RuntimeError):
-    """There is no starter."""
 
 
 class Jobs:
@@ -75,32 +64,40 @@ class Jobs:
         """Result and arrays of a job, or those that are in its folder if it was the same job. A
         JobFailed begins with the title. KeyboardInterrupt ends the job and is raised again."""
         folder, what = self.folder / name, f"{title}: the {job['kind']} job"
-        if not _is_done(folder, job):
+        try:
+            done = self._is_done(folder, job, data)
+        except OSError as error:
+            raise JobFailed(f"{what} does not start: {error}") from error
+        if not done:
             try:
-                if _is_another(folder, job):
-                    forget_job(folder)
-                with writing(folder):
-                    folder.mkdir(exist_ok=True)
-                write_json(folder / "job.json", job)
-                write_arrays(folder / "data.npz", data)
                 status, why = self._work(folder, on_event)
-            except (CannotWrite, _CannotStart) as error:
-                raise JobFailed(f"{what} does not start: {error}") from error
             except BaseException:
                 self._end()
                 raise
-            if not _is_done(folder, job):
+            if not (folder / "result.json").exists():
                 why = _after_colon(why or self._said(folder))
                 raise JobFailed(f"{what} ended with status {status}{why}")
         return json.loads((folder / "result.json").read_text()), read_arrays(folder / "arrays.npz")
+
+    def _is_done(self, folder: Path, job: dict, data: dict[str, np.ndarray]) -> bool:
+        """Whether a job is done. If not, its folder is made and there is a starter; what another
+        job left there, one of other code for instance, is removed."""
+        asked = folder / "job.json"
+        if asked.exists() and json.loads(asked.read_text()) != json.loads(json.dumps(job)):
+            forget_job(folder)
+        if (folder / "result.json").exists():
+            return True
+        folder.mkdir(exist_ok=True)
+        (folder / "stderr").unlink(missing_ok=True)
+        write_json(asked, job)
+        write_arrays(folder / "data.npz", data)
+        self._starter = self._starter or self._started()
+        return False
 
     def _work(self, folder: Path, on_event: Callable[[dict], None]) -> tuple[int, str]:
         """The status of a job, or of the starter where that one ended first, and why the job says
         that it failed."""
         why = ""
-        with writing(folder / "stderr"):
-            (folder / "stderr").unlink(missing_ok=True)
-        self._starter = self._starter or self._started()
         # A starter that has ended is known by the end of its stdout. What a buffer of stdin held
         # back would be written, and fail, once more when it is closed.
         with contextlib.suppress(BrokenPipeError):
@@ -116,9 +113,7 @@ class Jobs:
         return self._end(), why
 
     def _started(self) -> subprocess.Popen:
-        with writing(self.folder / "stderr"):
-            errors = (self.folder / "stderr").open("wb")
-        with errors:
+        with (self.folder / "stderr").open("wb") as errors:
             try:
                 return subprocess.Popen(
                     [sys.executable, "-c", _START, str(self.folder)],
@@ -130,8 +125,7 @@ class Jobs:
                     text=True,
                 )
             except OSError as error:
-                why = error.strerror or error
-                raise _CannotStart(f"{sys.executable} does not run: {why}") from error
+                raise OSError(f"{sys.executable} does not run: {error.strerror}") from error
 
     def _end(self) -> int:
         """Ends the starter and its job, if there is one, and waits for both; the starter's status.
@@ -155,16 +149,6 @@ class Jobs:
             if text:
                 return text
         return ""
-
-
-def _is_another(folder: Path, job: dict) -> bool:
-    """Whether the folder has a job that was asked otherwise: of other code, for instance."""
-    asked = folder / "job.json"
-    return asked.exists() and json.loads(asked.read_text()) != json.loads(json.dumps(job))
-
-
-def _is_done(folder: Path, job: dict) -> bool:
-    return (folder / "result.json").exists() and not _is_another(folder, job)
 
 
 def _after_colon(text: str) -> str:
