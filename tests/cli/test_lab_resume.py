@@ -305,6 +305,34 @@ def test_half_of_the_jobs_of_a_run_are_not_resumed(tmp_path, monkeypatch):
         pass
 
 
+def test_half_of_a_finished_run_is_not_resumed(tmp_path, monkeypatch):
+    """Where a kill comes as it is removed."""
+    with kept.run_folder(tmp_path, ASKED, resume=False) as folder:
+        (folder / "train-0").mkdir()
+        monkeypatch.setattr(kept.shutil, "rmtree", lambda *_, **__: None)
+        kept.remove(folder)
+    with (
+        pytest.raises(kept.CannotResume, match="has no unfinished run"),
+        kept.run_folder(tmp_path, ASKED, resume=True),
+    ):
+        pass
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(kept.fcntl, "flock", refuse)
+    refusal = f"--out: cannot lock .*/lock: {os.strerror(errno.ENOLCK)}"
+    with (
+        pytest.raises(kept.CannotWrite, match=refusal),
+        kept.run_folder(tmp_path, ASKED, resume=False),
+    ):
+        pass
+    with pytest.raises(kept.CannotWrite, match=refusal), kept.locked(tmp_path):
+        pass
+
+
 def test_a_run_that_starts_anew_waits_for_a_worker_that_outlived_its_lab(tmp_path):
     """What that worker still writes would be the first steps of the new run."""
     with kept.run_folder(tmp_path, ASKED, resume=False) as folder:
