@@ -7,6 +7,7 @@
 
 #include "kernels/block/block.h"
 #include "kernels/block/key_tile.h"
+#include "kernels/block/product_rows.h"
 #include "kernels/block/state.h"
 
 namespace relpos {
@@ -107,10 +108,9 @@ struct TileKernels {
   // What forward() does between its two products: p [rows, kTile], products of rows rounded up to
   // kGroup, become weights after dropout, 0 where hidden.
   void (*weigh)(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, float* p);
-  // The same of rows [first, last) from products that a unit has computed, for weights that are rounded
-  // to bfloat16. `first` is a multiple of kGroup.
-  void (*weigh_narrow)(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, int first,
-                       int last, float* p);
+  // The same of products that a unit computes, for weights that are rounded to bfloat16.
+  void (*weigh_narrow)(Block& block, ForwardState& state, const KeyTile& tile, int64_t t,
+                       ProductRows& rows);
   // What backward() does between its products, likewise: those of queries and keys in state.p, those of
   // dout and values in state.ds, become weights after dropout and dscores.
   void (*weigh_gradients)(Block& block, BackwardState& state, const KeyTile& tile, int64_t t,

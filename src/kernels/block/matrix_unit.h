@@ -10,6 +10,23 @@ namespace relpos {
 inline constexpr int64_t kUnitRows = 16;   // rows and columns of a product are multiples of this
 inline constexpr int64_t kUnitDepth = 32;  // and what is summed over, of this
 
+// A product of kUnitRows rows, to be computed a tile of kUnitRows columns at a time.
+struct TileProduct {
+  int64_t K = 0;
+  const uint16_t* a = nullptr;
+  int64_t lda = 0;
+  const uint16_t* b = nullptr;  // of the next tile: pairs
+  int64_t ldb = 0;
+  float* c = nullptr;  // of the next tile
+  int64_t ldc = 0;
+  bool accumulate = false;
+  bool fresh = true;  // `a` is not that of the tile before
+  // The tile that the unit still holds, if any, and in which of its registers.
+  float* held = nullptr;
+  int64_t ld_held = 0;
+  int registers = 0;
+};
+
 // *Pairs* of a matrix B[K, N]: element n of row k / 2 is B[k, n] and B[k + 1, n].
 struct MatrixUnit {
   const char* name;
@@ -20,6 +37,13 @@ struct MatrixUnit {
   // of C ldc floats. Denormal inputs and sums count as 0.
   void (*gemm)(int64_t M, int64_t N, int64_t K, const uint16_t* a, int64_t lda, const uint16_t* b,
                int64_t ldb, float* c, int64_t ldc, bool accumulate);
+  // gemm() of the next tile of a product, which then is at the one beside it. The unit holds the tile
+  // until the next call, or until put(): a store that waits for its sums holds up what follows. Null:
+  // nothing is gained by other work beside the products of this unit.
+  void (*multiply)(TileProduct& product);
+  void (*put)(TileProduct& product);
+  // Its CPU rounds vectors to bfloat16 as narrow() does (vcvtne2ps2bf16).
+  bool rounds_vectors;
   // Rows of n floats, n a multiple of kUnitDepth, rounded to nearest even; denormals become 0.
   void (*narrow)(int64_t rows, int64_t n, const float* from, int64_t stride, uint16_t* to,
                  int64_t to_stride);

@@ -98,6 +98,32 @@ class WeightSums {
   float *at_, *second_;
 };
 
+// How far the rows' scores are above their references, a lane at a time the highest; NaN where a score is
+// one. Reference -inf: infinitely far.
+template <int R, int kVectors>
+HWY_INLINE V highest_above(const V (&s)[R][kVectors], const float* m) {
+  const F d;
+  V top = hn::Set(d, kNothing);
+  RELPOS_UNROLLED(r, R) {
+    V highest_of_row = s[r][0];
+    for (int v = 1; v < kVectors; ++v) highest_of_row = hn::Max(s[r][v], highest_of_row);
+    top = hn::Max(hn::Sub(highest_of_row, hn::Set(d, m[r])), top);
+  }
+  return top;
+}
+
+// The sum of a row's weights, which its scores become.
+template <typename Exp2, int kVectors>
+HWY_INLINE V weigh_row(V (&s)[kVectors], float reference) {
+  const F d;
+  V sum = hn::Zero(d);
+  RELPOS_UNROLLED(v, kVectors) {
+    s[v] = Exp2()(hn::Sub(s[v], hn::Set(d, reference)));
+    sum = v == 0 ? s[v] : hn::Add(sum, s[v]);
+  }
+  return sum;
+}
+
 // Scores -> weights of one strip, and the rows' partial sums.
 template <typename Exp2 = FullExp2>
 struct Softmax {
@@ -120,15 +146,11 @@ struct Softmax {
     hide(s, sight, n, kNothing, row);
     float* m = state.m + group + row;
     bool set = true;
-    V top = hn::Set(d, kNothing);
     RELPOS_UNROLLED(r, R) {
       if (HWY_UNLIKELY(m[r] == kNothing)) m[r] = highest(s[r]);
       set = set && m[r] != kNothing;
-      V highest_of_row = s[r][0];
-      for (int v = 1; v < kVectors; ++v) highest_of_row = hn::Max(s[r][v], highest_of_row);
-      top = hn::Max(hn::Sub(highest_of_row, hn::Set(d, m[r])), top);
     }
-    if (HWY_UNLIKELY(!set || !hn::AllTrue(d, hn::Le(top, hn::Set(d, kSlack))))) {
+    if (HWY_UNLIKELY(!set || !hn::AllTrue(d, hn::Le(highest_above(s, m), hn::Set(d, kSlack))))) {
       RELPOS_UNROLLED(r, R) {
         RELPOS_UNROLLED(v, kVectors) hn::Store(s[r][v], d, p + r * kTile + v * kN);
       }
@@ -136,13 +158,8 @@ struct Softmax {
       return;
     }
     RELPOS_UNROLLED(r, R) {
-      const V reference = hn::Set(d, m[r]);
-      V sum = hn::Zero(d);
-      RELPOS_UNROLLED(v, kVectors) {
-        const V weight = Exp2()(hn::Sub(s[r][v], reference));
-        sum = v == 0 ? weight : hn::Add(sum, weight);
-        hn::Store(weight, d, p + r * kTile + v * kN);
-      }
+      const V sum = weigh_row<Exp2>(s[r], m[r]);
+      RELPOS_UNROLLED(v, kVectors) hn::Store(s[r][v], d, p + r * kTile + v * kN);
       sums.add(row + r, lane(kVectors), sum);
     }
   }
@@ -276,41 +293,164 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
   }
 }
 
-// Products of rows [first, last) -> weights after dropout. `loaded(rows, from, end, weights, finish)` reads
-// a group's products.
-template <typename Exp2, bool kWholeGroups, typename Loaded>
-HWY_INLINE void weigh_rows(Block& block, ForwardState& state, const KeyTile& tile, int64_t t,
-                           int first, int last, float* p, const Loaded& loaded) {
-  const TileView view(block, tile, t);
-  const uint64_t common = seen_by_all(block, t);
-  for (int group = first; group < last; group += kGroup) {
-    block.prefetch_pairs(group, group + kGroup, t + 1);
-    const GroupSight sight(block, group, t, nullptr, common);
-    float* weights = p + (group - first) * kTile;
-    if (sight.any == 0) {
-      clear(weights, kGroup * kTile);
-      continue;
-    }
-    if (sight.any != kAll) clear_outside(weights, sight.first(), sight.end());
-    weigh_group<Exp2, kWholeGroups>(block, state, view, group, sight, weights,
-                                    [&](auto rows, int64_t from, int64_t end, const auto& finish)
-                                        HWY_ATTR { loaded(rows, from, end, weights, finish); });
+// Products of a block's rows, [kGroup, kTile] at a time -> weights after dropout.
+// `loaded(rows, from, end, weights, finish)` reads a group's products.
+template <typename Exp2, bool kWholeGroups, typename Groups, typename Loaded>
+HWY_INLINE void weigh_rows(Block& block, ForwardState& state, const TileView& view,
+                           const Groups& groups, const Loaded& loaded) {
+  const uint64_t common = seen_by_all(block, view.t);
+  for (int group = 0; group < block.rows; group += kGroup) {
+    block.prefetch_pairs(group, group + kGroup, view.t + 1);
+    const GroupSight sight(block, group, view.t, nullptr, common);
+    groups(group, [&](float* weights) HWY_ATTR {
+      if (sight.any == 0) {
+        clear(weights, kGroup * kTile);
+        return;
+      }
+      if (sight.any != kAll) clear_outside(weights, sight.first(), sight.end());
+      weigh_group<Exp2, kWholeGroups>(block, state, view, group, sight, weights,
+                                      [&](auto rows, int64_t from, int64_t end, const auto& finish)
+                                          HWY_ATTR { loaded(rows, from, end, weights, finish); });
+    });
   }
 }
 
 void weigh(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, float* p) {
   weigh_rows<FullExp2, false>(
-      block, state, tile, t, 0, block.rows, p,
+      block, state, TileView(block, tile, t),
+      [&](int group, const auto& weigh) HWY_ATTR { weigh(p + group * kTile); },
       [](auto rows, int64_t from, int64_t end, float* weights, const auto& finish)
           HWY_ATTR { loaded_strip<decltype(rows)::value>(from, end, 1.0f, weights, finish); });
 }
 
-void weigh_narrow(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, int first,
-                  int last, float* p) {
+// Additions of nothing.
+struct NoAdditions {
+  HWY_INLINE NoAdditions(const TileView&, const std::vector<Panel>&, int, bool) {}
+  template <int R, int kVectors>
+  HWY_INLINE void add_plain(V (&)[R][kVectors], int64_t, int) const {}
+};
+
+// The softmax of a tile where all rows see all keys, and nothing but plain() additions changes scores and
+// nothing weights: the same sums as Softmax, without asking for each group. kRounds: weights are rounded
+// in registers.
+template <bool kAdds, bool kRounds>
+class OpenSoftmax {
+ public:
+  HWY_INLINE OpenSoftmax(const Block& block, ForwardState& state, const TileView& view)
+      : block_(block), state_(state), view_(view) {}
+
+  HWY_INLINE void run(ProductRows& rows) const {
+    for (int from = 0; from < block_.rows; from += kUnitRows) {
+      const ProductRows::Chunk chunk = rows.chunk(from);
+      const int end = std::min<int>(block_.rows, from + kUnitRows);
+      for (int row = from; row < end;) {
+        const int group = row / kGroup * kGroup;
+        const std::conditional_t<kAdds, Additions, NoAdditions> additions(view_, block_.scores,
+                                                                          group, true);
+        for (const int until = std::min(end, group + kGroup); row < until; row += kAtOnce) {
+          for (int64_t n = 0; n < kTile; n += kWide * kN) {
+            const int64_t at = (row - from) * kTile + n;
+            weigh(additions, row, n, chunk.products + at, chunk.rounded + at);
+          }
+          rows.between_rows();
+        }
+      }
+      rows.weighed_chunk(from, kRounds);
+    }
+  }
+
+ private:
+  template <typename Adds>
+  HWY_INLINE void weigh(const Adds& additions, int row, int64_t n, float* p,
+                        uint16_t* rounded) const {
+    const F d;
+    const int in_group = row % kGroup;
+    V s[kAtOnce][kWide];
+    load_products(block_.score_scale, p, s);
+    additions.add_plain(s, n, in_group);
+    const float* m = state_.m + row;
+    if (HWY_UNLIKELY(!hn::AllTrue(d, hn::Le(highest_above(s, m), hn::Set(d, kSlack))))) {
+      settle(row, n, p);
+      if constexpr (kRounds) {
+        load_products(1.0f, p, s);
+        round(s, rounded);
+      }
+      return;
+    }
+    const WeightSums sums(view_, state_, row - in_group);
+    RELPOS_UNROLLED(r, kAtOnce) {
+      sums.add(in_group + r, n / kWide % kLanes / kN * kN, weigh_row<ShortExp2>(s[r], m[r]));
+    }
+    if constexpr (kRounds) {
+      round(s, rounded);
+    } else {
+      Store{p, kTile}(s);
+    }
+  }
+
+  static HWY_INLINE void round(const V (&weights)[kAtOnce][kWide], uint16_t* to) {
+    RELPOS_UNROLLED(r, kAtOnce) {
+      for (int v = 0; v < kWide; v += 2) {
+        store_rounded(weights[r][v], weights[r][v + 1], to + r * kTile + v * kN);
+      }
+    }
+  }
+
+  // Where a reference must be set or move.
+  HWY_NOINLINE void settle(int row, int64_t n, float* p) const {
+    const int in_group = row % kGroup, group = row - in_group;
+    const Additions additions(view_, block_.scores, group, true);
+    const CapAndMask cap(view_, group, false);
+    const GroupSight sight(block_, group, view_.t, nullptr, kAll);
+    const WeightSums sums(view_, state_, group);
+    V s[kAtOnce][kWide];
+    load_products(block_.score_scale, p, s);
+    Softmax<ShortExp2>{block_, state_, additions, cap, sight, sums, group, 0, n, p, in_group}(s);
+  }
+
+  const Block& block_;
+  ForwardState& state_;
+  const TileView& view_;
+};
+
+// Whether that softmax serves a tile. A block's first tile sets references, which Softmax is quicker at.
+HWY_INLINE bool is_open(const Block& block, const ForwardState& state, const TileView& view) {
+  const Problem& problem = *block.problem;
+  return seen_by_all(block, view.t) == kAll && state.m[0] != kNothing &&
+         !problem.visible.mask.given() && problem.visible.classes.empty() &&
+         problem.softcap == 0.0 && !problem.dropout.active() &&
+         (block.values.empty() || view.sums[0] != nullptr) && Additions::plain(block);
+}
+
+template <bool kAdds>
+HWY_INLINE void weigh_open(const Block& block, ForwardState& state, const TileView& view,
+                           ProductRows& rows) {
+  if (kCanRound && block.kernels->unit->rounds_vectors) {
+    OpenSoftmax<kAdds, kCanRound>(block, state, view).run(rows);
+  } else {
+    OpenSoftmax<kAdds, false>(block, state, view).run(rows);
+  }
+}
+
+void weigh_narrow(Block& block, ForwardState& state, const KeyTile& tile, int64_t t,
+                  ProductRows& rows) {
+  const TileView view(block, tile, t);
+  if (is_open(block, state, view)) {
+    if (Additions::nothing(block)) {
+      weigh_open<false>(block, state, view, rows);
+    } else {
+      weigh_open<true>(block, state, view, rows);
+    }
+    return;
+  }
   const float scale = block.score_scale;
   weigh_rows<ShortExp2, true>(
-      block, state, tile, t, first, last, p,
-      [&](auto rows, int64_t from, int64_t end, float* weights, const auto& finish) HWY_ATTR {
+      block, state, view,
+      [&](int group, const auto& weigh) HWY_ATTR {
+        weigh(rows.group(group));
+        rows.weighed_group(group);
+      },
+      [&](auto count, int64_t from, int64_t end, float* weights, const auto& finish) HWY_ATTR {
         if (end - from == kTile) {
           for_whole_rows([&](int row, int64_t n) HWY_ATTR {
             V scores[kAtOnce][kWide];
@@ -318,7 +458,7 @@ void weigh_narrow(Block& block, ForwardState& state, const KeyTile& tile, int64_
             finish(n, row)(scores);
           });
         } else {
-          loaded_strip<decltype(rows)::value>(from, end, scale, weights, finish);
+          loaded_strip<decltype(count)::value>(from, end, scale, weights, finish);
         }
       });
 }

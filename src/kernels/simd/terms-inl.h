@@ -181,37 +181,60 @@ class Additions {
     }
   }
 
+  // Whether a block's rows add nothing to the scores of any tile.
+  static HWY_INLINE bool nothing(const Block& block) {
+    return block.scores.empty() && block.ramps.empty() && block.pairs.empty() &&
+           block.key_bias[0] == nullptr && block.extra == nullptr;
+  }
+  // Whether all that they add are numbers of a row, or a row of numbers.
+  static HWY_INLINE bool plain(const Block& block) {
+    const auto gated = [](const Panel& panel) { return panel.gate != nullptr; };
+    return block.pairs.empty() && std::none_of(block.scores.begin(), block.scores.end(), gated);
+  }
+
+  // add_to() of what is plain().
+  template <int R, int kVectors>
+  HWY_INLINE void add_plain(V (&sum)[R][kVectors], int64_t c, int row) const {
+    add_numbers(sum, row);
+    for (int n = 0; n < count_; ++n) add_row(n, sum, c, row);
+  }
+
   // Adds columns [c, c + kVectors * kN) of the group's rows from `row` on.
   template <int R, int kVectors>
   HWY_INLINE void add_to(V (&sum)[R][kVectors], int64_t c, int row = 0) const {
     if (paired_ != nullptr) add_pairs(*paired_, tile_, sum, c, group_ + row);
-    if (flat_ != nullptr) {
-      RELPOS_UNROLLED(r, R) {
-        const V cell = hn::Set(F(), flat_[row + r]);
-        RELPOS_UNROLLED(v, kVectors) sum[r][v] = hn::Add(sum[r][v], cell);
-      }
-    }
+    add_numbers(sum, row);
     for (int n = 0; n < count_; ++n) {
-      if (gates_[n] != nullptr) {
-        RELPOS_UNROLLED(r, R) {
-          const float* from = at_[n][row + r] + c;
-          const V gate = hn::Set(F(), gates_[n][row + r]);
-          RELPOS_UNROLLED(v, kVectors) {
-            sum[r][v] = hn::MulAdd(gate, hn::LoadU(F(), from + v * kN), sum[r][v]);
-          }
-        }
+      if (gates_[n] == nullptr) {
+        add_row(n, sum, c, row);
         continue;
       }
       RELPOS_UNROLLED(r, R) {
         const float* from = at_[n][row + r] + c;
+        const V gate = hn::Set(F(), gates_[n][row + r]);
         RELPOS_UNROLLED(v, kVectors) {
-          sum[r][v] = hn::Add(sum[r][v], hn::LoadU(F(), from + v * kN));
+          sum[r][v] = hn::MulAdd(gate, hn::LoadU(F(), from + v * kN), sum[r][v]);
         }
       }
     }
   }
 
  private:
+  template <int R, int kVectors>
+  HWY_INLINE void add_numbers(V (&sum)[R][kVectors], int row) const {
+    if (flat_ == nullptr) return;
+    RELPOS_UNROLLED(r, R) {
+      const V cell = hn::Set(F(), flat_[row + r]);
+      RELPOS_UNROLLED(v, kVectors) sum[r][v] = hn::Add(sum[r][v], cell);
+    }
+  }
+  template <int R, int kVectors>
+  HWY_INLINE void add_row(int n, V (&sum)[R][kVectors], int64_t c, int row) const {
+    RELPOS_UNROLLED(r, R) {
+      const float* from = at_[n][row + r] + c;
+      RELPOS_UNROLLED(v, kVectors) sum[r][v] = hn::Add(sum[r][v], hn::LoadU(F(), from + v * kN));
+    }
+  }
   // What is not read where it lies: each row has its sums of that.
   HWY_INLINE void sum_by_row(const TileView& view, const std::vector<Panel>& panels, int group,
                              bool scores, bool biased) {

@@ -81,10 +81,10 @@ void nothing() {}
 
 const std::vector<MatrixUnit>& emulated_units() {
   static const std::vector<MatrixUnit> units = {
-      {"amx_emulated", nothing, nothing, tile_gemm<EmulatedTiles>, narrow, narrow_pairs, pair_rows,
-       finite},
-      {"avx512_bf16_emulated", nothing, nothing, dot_gemm, narrow, narrow_pairs, pair_rows,
-       finite}};
+      {"amx_emulated", nothing, nothing, tile_gemm<EmulatedTiles>, multiply_tile<EmulatedTiles>,
+       put_tile<EmulatedTiles>, false, narrow, narrow_pairs, pair_rows, finite},
+      {"avx512_bf16_emulated", nothing, nothing, dot_gemm, nullptr, nullptr, false, narrow,
+       narrow_pairs, pair_rows, finite}};
   return units;
 }
 

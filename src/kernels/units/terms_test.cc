@@ -6,9 +6,11 @@
 #include <array>
 #include <cstddef>
 #include <list>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "base/cpu.h"
 #include "testing/random_results.h"
 
 namespace relpos {
@@ -75,6 +77,61 @@ TEST(Units, WeightsAreWithinTheirPolynomial) {
       // 2.9e-6 of the polynomial, and float32 beside it.
       EXPECT_NEAR(std::expm1(c.lse.data<float>()[i]), weight, 3.5e-6 * weight + 3e-7)
           << kernels.name << ", " << i;
+    }
+  }
+}
+
+// The rows of a block are weighed in chunks, beside products of the chunks before and after. A reference
+// that moves rescales what earlier tiles have added, so the products of these must not come later: of
+// blocks of one chunk, of two and of more, over less than one batch of tiles and over two; rows of one
+// block whose references move at different tiles, or never.
+TEST(Units, ReferencesMoveAtAnyTile) {
+  constexpr int64_t kDim = 32;
+  constexpr float kRises[] = {0.0f,  40.0f, 0.0f,   -24.0f, 80.0f,
+                              80.5f, 16.0f, 160.0f, 160.0f, 159.0f};
+  for (const int64_t queries : {17, 30, 33, 48, 70, 96, 112}) {
+    for (const int64_t keys : {64, 128, 192, 200, 640}) {
+      NarrowCall c(static_cast<uint64_t>(queries * keys), queries, keys, kDim);
+      for (int64_t i = 0; i < queries; ++i) {
+        c.q.data<float>()[i * kDim] = static_cast<float>(i % 5 % 3) * 8.0f;
+      }
+      for (int64_t j = 0; j < keys; ++j) c.k.data<float>()[j * kDim] = kRises[j / kTile];
+      round_numbers({&c.q, &c.k});
+      c.p.kernels = &tile_kernels();
+      c.forward();
+      const auto want = floats(c.out), want_lse = floats(c.lse);
+      for (const Kernels& kernels : unit_kernels()) {
+        c.p.kernels = &kernels;
+        c.forward();
+        const auto got = floats(c.out), got_lse = floats(c.lse);
+        for (size_t n = 0; n < want.size(); ++n) {
+          // Values of a standard normal distribution, of which 2^-9 of a weight is lost.
+          ASSERT_NEAR(got[n], want[n], 0.02)
+              << kernels.name << ", " << queries << " x " << keys << ", element " << n;
+        }
+        for (size_t n = 0; n < want_lse.size(); ++n) {
+          ASSERT_NEAR(got_lse[n], want_lse[n], 1e-5 * std::fabs(want_lse[n]) + 1e-5)
+              << kernels.name << ", " << queries << " x " << keys << ", row " << n;
+        }
+      }
+    }
+  }
+}
+
+// An emulation takes the same way through a block as its unit.
+TEST(Units, CallsHaveTheBitsOfTheirEmulations) {
+  if (usable_units().empty() || !this_cpu().intel) GTEST_SKIP() << "no known unit on this machine";
+  for (const int64_t dim : {16, 32, 72, 160}) {
+    for (const int64_t queries : {17, 40, 96, 130}) {
+      for (const int64_t keys : {40, 128, 600}) {
+        NarrowCall c(static_cast<uint64_t>(queries * keys + dim), queries, keys, dim);
+        std::map<std::string, std::array<std::vector<float>, 4>> of;
+        for (const Kernels& kernels : unit_kernels()) of[kernels.name] = c.run(kernels);
+        for (const MatrixUnit& unit : usable_units()) {
+          EXPECT_EQ(of.at(unit.name), of.at(std::string(unit.name) + "_emulated"))
+              << unit.name << ", " << queries << " x " << keys << " x " << dim;
+        }
+      }
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/block/matrix_unit.h"
 #include "kernels/units/emulated.h"
 
 namespace relpos {
@@ -13,6 +14,8 @@ namespace relpos {
 #if defined(__x86_64__)
 // The instructions. They read the configuration of the thread: see configure().
 struct AmxTiles {
+  static constexpr bool kHolds = true;  // registers keep their tiles from call to call
+
   template <int kTo>
   void zero() {
     asm volatile("tilezero %%tmm%c0" ::"i"(kTo));
@@ -50,6 +53,8 @@ struct AmxTiles {
 // two sums, then this and C.
 class EmulatedTiles {
  public:
+  static constexpr bool kHolds = false;
+
   template <int kTo>
   void zero() {
     std::memset(tiles_[kTo], 0, sizeof tiles_[kTo]);
@@ -122,6 +127,68 @@ void tile_block(Tiles& tiles, int64_t K, const uint16_t* a, int64_t lda, const u
   each([&](auto n, int row, int column) {
     tiles.template store<n.value>(c + row * 16 * ldc + column * 16, c_bytes);
   });
+}
+
+// As of MatrixUnit.
+template <class Tiles>
+void put_tile(TileProduct& x) {
+  if (x.held == nullptr) return;
+  Tiles tiles;
+  if (x.registers == 0) {
+    tiles.template store<0>(x.held, 4 * x.ld_held);
+  } else {
+    tiles.template store<1>(x.held, 4 * x.ld_held);
+  }
+  x.held = nullptr;
+}
+
+// The next tile, in register kC; that in the other one is stored behind the products, which need not wait
+// for it. Up to four tiles of A stay where they are for the next call.
+template <class Tiles, int kC>
+void multiply_into(TileProduct& x) {
+  Tiles tiles;
+  if (x.held == x.c) put_tile<Tiles>(x);
+  if (x.accumulate) {
+    tiles.template load<kC>(x.c, 4 * x.ldc);
+  } else {
+    tiles.template zero<kC>();
+  }
+  const uint16_t *a = x.a, *b = x.b;
+  const int64_t steps = x.K / kUnitDepth;
+  const auto step = [&](auto n, bool fresh) {
+    constexpr int kA = 2 + decltype(n)::value, kB = 6 + decltype(n)::value % 2;
+    if (fresh) tiles.template load<kA>(a, 2 * x.lda);
+    tiles.template load<kB>(b, 4 * x.ldb);
+    tiles.template multiply<kC, kA, kB>();
+    a += kUnitDepth;
+    b += kUnitDepth * x.ldb;
+  };
+  const bool fresh = x.fresh || !Tiles::kHolds;
+  step(std::integral_constant<int, 0>(), fresh);
+  if (steps > 1) step(std::integral_constant<int, 1>(), fresh);
+  if (steps > 2) step(std::integral_constant<int, 2>(), fresh);
+  if (steps > 3) step(std::integral_constant<int, 3>(), fresh);
+  for (int64_t n = 4; n < steps; ++n) step(std::integral_constant<int, 3>(), true);
+  x.fresh = steps > 4;
+  if (Tiles::kHolds) {
+    if (x.held != nullptr) tiles.template store<1 - kC>(x.held, 4 * x.ld_held);
+    x.held = x.c;
+    x.ld_held = x.ldc;
+    x.registers = kC;
+  } else {
+    tiles.template store<kC>(x.c, 4 * x.ldc);
+  }
+  x.b += 2 * kUnitRows;
+  x.c += kUnitRows;
+}
+
+template <class Tiles>
+void multiply_tile(TileProduct& x) {
+  if (x.registers == 0) {
+    multiply_into<Tiles, 1>(x);
+  } else {
+    multiply_into<Tiles, 0>(x);
+  }
 }
 
 // As of MatrixUnit.

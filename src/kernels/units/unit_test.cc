@@ -162,6 +162,77 @@ TEST(Units, PairRowsAndFindWhatIsNotFinite) {
   }
 }
 
+// The same product tile by tile, the rows of a chunk one after another.
+Buffer<float> product_by_tiles(const MatrixUnit& unit, const Sizes& s, const Buffer<uint16_t>& a,
+                               const Buffer<uint16_t>& b, const Buffer<float>& start) {
+  Buffer<float> c(s.M * s.N);
+  std::fill_n(c.get(), c.size(), 1.0f);
+  if (start.size() > 0) std::copy_n(start.get(), c.size(), c.get());
+  TileProduct x;
+  unit.begin();
+  for (int64_t m = 0; m < s.M; m += kUnitRows) {
+    x.K = x.lda = s.K;
+    x.a = a.get() + m * s.K;
+    x.b = b.get();
+    x.c = c.get() + m * s.N;
+    x.ldb = x.ldc = s.N;
+    x.accumulate = start.size() > 0;
+    x.fresh = true;
+    for (int64_t n = 0; n < s.N; n += kUnitRows) unit.multiply(x);
+  }
+  unit.put(x);
+  EXPECT_EQ(x.held, nullptr);
+  unit.put(x);  // nothing is held
+  unit.end();
+  return c;
+}
+
+TEST(Units, TilesHaveTheBitsOfTheProduct) {
+  Rng rng(11);
+  int units_with_tiles = 0;
+  for (const auto* units : {&emulated_units(), &usable_units()}) {
+    for (const MatrixUnit& unit : *units) {
+      if (unit.multiply == nullptr) continue;
+      ++units_with_tiles;
+      for (const Sizes& s : kSizes) {
+        const auto a = draw_numbers(rng, s.M * s.K, Numbers::kWide);
+        const auto b = draw_numbers(rng, s.K * s.N, Numbers::kWide);
+        const auto start = draw_floats(rng, s.M * s.N, Numbers::kWide);
+        for (const auto* from : {&start, static_cast<const Buffer<float>*>(nullptr)}) {
+          const Buffer<float> none, &onto = from == nullptr ? none : *from;
+          const auto want = product(unit, s, a, b, onto);
+          const auto got = product_by_tiles(unit, s, a, b, onto);
+          EXPECT_EQ(std::memcmp(got.get(), want.get(), 4 * static_cast<size_t>(got.size())), 0)
+              << unit.name << ", " << s.M << " x " << s.N << " x " << s.K;
+        }
+      }
+      // A tile onto one that the unit still holds.
+      const Sizes one = {16, 16, 32};
+      const auto a = draw_numbers(rng, 16 * 32, Numbers::kNormal);
+      const auto b = draw_numbers(rng, 32 * 16, Numbers::kNormal);
+      const auto start = draw_floats(rng, 256, Numbers::kNormal);
+      const auto want = product(unit, one, a, b, product(unit, one, a, b, start));
+      Buffer<float> c(256);
+      std::copy_n(start.get(), 256, c.get());
+      TileProduct x;
+      unit.begin();
+      for (int twice = 0; twice < 2; ++twice) {
+        x.K = x.lda = 32;
+        x.a = a.get();
+        x.b = b.get();
+        x.c = c.get();
+        x.ldb = x.ldc = 16;
+        x.accumulate = x.fresh = true;
+        unit.multiply(x);
+      }
+      unit.put(x);
+      unit.end();
+      EXPECT_EQ(std::memcmp(c.get(), want.get(), 1024), 0) << unit.name;
+    }
+  }
+  EXPECT_GE(units_with_tiles, 1);
+}
+
 // What the manual says of each step: a multiply-add that is rounded once to nearest even, that takes
 // denormals as 0 and gives 0 for a result that is one. Whether it is one is asked of the rounded
 // number, as everywhere in that manual: of 24 bits, with an exponent of any size.

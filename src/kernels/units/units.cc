@@ -126,12 +126,13 @@ const std::vector<MatrixUnit>& usable_units() {
   static const std::vector<MatrixUnit> units = [] {
     std::vector<MatrixUnit> all;
     if (has_amx()) {
-      all.push_back({"amx", AmxTiles::configure, AmxTiles::release, tile_gemm<AmxTiles>, narrow,
-                     narrow_pairs, pair_rows, finite});
+      all.push_back({"amx", AmxTiles::configure, AmxTiles::release, tile_gemm<AmxTiles>,
+                     multiply_tile<AmxTiles>, put_tile<AmxTiles>, true, narrow, narrow_pairs,
+                     pair_rows, finite});
     }
     if (this_cpu().avx512_bf16) {
-      all.push_back(
-          {"avx512_bf16", nothing, nothing, dot_gemm, narrow, narrow_pairs, pair_rows, finite});
+      all.push_back({"avx512_bf16", nothing, nothing, dot_gemm, nullptr, nullptr, true, narrow,
+                     narrow_pairs, pair_rows, finite});
     }
     return all;
   }();
