@@ -21,10 +21,10 @@ struct TileProduct {
   int64_t ldc = 0;
   bool accumulate = false;
   bool fresh = true;  // `a` is not that of the tile before
-  // The tile that the unit still holds, if any, and in which of its registers.
+  // The tile that the unit still holds, if any, and in which of its registers, the last one used.
   float* held = nullptr;
   int64_t ld_held = 0;
-  int registers = 0;
+  int held_in = 0;
 };
 
 // *Pairs* of a matrix B[K, N]: element n of row k / 2 is B[k, n] and B[k + 1, n].
@@ -37,7 +37,7 @@ struct MatrixUnit {
   // of C ldc floats. Denormal inputs and sums count as 0.
   void (*gemm)(int64_t M, int64_t N, int64_t K, const uint16_t* a, int64_t lda, const uint16_t* b,
                int64_t ldb, float* c, int64_t ldc, bool accumulate);
-  // gemm() of the next tile of a product, which then is at the one beside it. The unit holds the tile
+  // gemm() of the next tile of a product, which moves on to the tile beside it. The unit holds the tile
   // until the next call, or until put(): a store that waits for its sums holds up what follows. Null:
   // nothing is gained by other work beside the products of this unit.
   void (*multiply)(TileProduct& product);

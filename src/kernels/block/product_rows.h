@@ -16,7 +16,8 @@ class ProductRows {
   // They have become weights, after dropout, 0 where hidden.
   virtual void weighed_group(int row) = 0;
 
-  // The products [kUnitRows, kTile] of a chunk's rows, to become weights in place or in `rounded`.
+  // The products [kUnitRows, kTile] of a chunk's rows, to become weights in place or, in bfloat16 and as
+  // far apart, in `rounded`.
   struct Chunk {
     float* products;
     uint16_t* rounded;

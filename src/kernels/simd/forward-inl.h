@@ -98,8 +98,8 @@ class WeightSums {
   float *at_, *second_;
 };
 
-// How far the rows' scores are above their references, a lane at a time the highest; NaN where a score is
-// one. Reference -inf: infinitely far.
+// How far the rows' scores are above their references, which are set: a lane at a time, the highest. May
+// leave out a NaN, whose row becomes that whatever its reference is.
 template <int R, int kVectors>
 HWY_INLINE V highest_above(const V (&s)[R][kVectors], const float* m) {
   const F d;
@@ -340,22 +340,22 @@ class OpenSoftmax {
       : block_(block), state_(state), view_(view) {}
 
   HWY_INLINE void run(ProductRows& rows) const {
-    for (int from = 0; from < block_.rows; from += kUnitRows) {
-      const ProductRows::Chunk chunk = rows.chunk(from);
-      const int end = std::min<int>(block_.rows, from + kUnitRows);
-      for (int row = from; row < end;) {
-        const int group = row / kGroup * kGroup;
-        const std::conditional_t<kAdds, Additions, NoAdditions> additions(view_, block_.scores,
-                                                                          group, true);
-        for (const int until = std::min(end, group + kGroup); row < until; row += kAtOnce) {
-          for (int64_t n = 0; n < kTile; n += kWide * kN) {
-            const int64_t at = (row - from) * kTile + n;
-            weigh(additions, row, n, chunk.products + at, chunk.rounded + at);
-          }
-          rows.between_rows();
+    ProductRows::Chunk chunk;
+    for (int group = 0; group < block_.rows; group += kGroup) {
+      const std::conditional_t<kAdds, Additions, NoAdditions> additions(view_, block_.scores, group,
+                                                                        true);
+      const int end = std::min(block_.rows, group + kGroup);
+      for (int row = group; row < end; row += kAtOnce) {
+        const int in_chunk = row % kUnitRows, next = row + kAtOnce;
+        if (in_chunk == 0) chunk = rows.chunk(row);
+        for (int64_t n = 0; n < kTile; n += kWide * kN) {
+          const int64_t at = in_chunk * kTile + n;
+          weigh(additions, row, n, chunk.products + at, chunk.rounded + at);
         }
+        rows.between_rows();
+        if (next % kUnitRows == 0 || next >= block_.rows)
+          rows.weighed_chunk(row - in_chunk, kRounds);
       }
-      rows.weighed_chunk(from, kRounds);
     }
   }
 
@@ -396,7 +396,7 @@ class OpenSoftmax {
     }
   }
 
-  // Where a reference must be set or move.
+  // Where a reference must move.
   HWY_NOINLINE void settle(int row, int64_t n, float* p) const {
     const int in_group = row % kGroup, group = row - in_group;
     const Additions additions(view_, block_.scores, group, true);
@@ -413,10 +413,21 @@ class OpenSoftmax {
   const TileView& view_;
 };
 
-// Whether that softmax serves a tile. A block's first tile sets references, which Softmax is quicker at.
+HWY_INLINE bool has_references(const ForwardState& state) {
+  const F d;
+  const V nothing = hn::Set(d, kNothing);
+  auto missing = hn::Eq(hn::Load(d, state.m), nothing);
+  for (int64_t row = kN; row < kRows; row += kN) {
+    missing = hn::Or(missing, hn::Eq(hn::Load(d, state.m + row), nothing));
+  }
+  return hn::AllFalse(d, missing);
+}
+
+// Whether that softmax serves a tile. All rows must have seen something: Softmax sets a row's reference,
+// also where all of its scores are -inf.
 HWY_INLINE bool is_open(const Block& block, const ForwardState& state, const TileView& view) {
   const Problem& problem = *block.problem;
-  return seen_by_all(block, view.t) == kAll && state.m[0] != kNothing &&
+  return seen_by_all(block, view.t) == kAll && has_references(state) &&
          !problem.visible.mask.given() && problem.visible.classes.empty() &&
          problem.softcap == 0.0 && !problem.dropout.active() &&
          (block.values.empty() || view.sums[0] != nullptr) && Additions::plain(block);

@@ -80,8 +80,8 @@ class InTurn final : public ProductRows {
 };
 
 // Products beside the softmax. The rows go in chunks of kUnitRows through all tiles; while the softmax is
-// at chunk c, the unit multiplies chunk c + 1 with its keys, then the weights of chunk c - 1 with their
-// values. Two chunks of scores and two of weights are kept: with more they leave the nearest cache.
+// at chunk c, the unit computes the scores of chunk c + 1, then adds the values of chunk c - 1. Two chunks
+// of scores and two of weights are kept: with more they leave the nearest cache.
 class Beside final : public ProductRows {
  public:
   Beside(Block& block, ForwardState& state, const KeyTile* tiles, int64_t first, int64_t count)
@@ -92,7 +92,7 @@ class Beside final : public ProductRows {
         first_(first) {
     for (int64_t t = first; t < first + count; ++t) {
       for (int from = 0; from < block.rows; from += kUnitRows) {
-        if (sees(block, from, end_of(from), t)) chunks_[count_++] = {t, from};
+        if (sees(block, from, end_of(from), t)) places_[count_++] = {t, from};
       }
     }
     // Of a chunk's tiles, one or more in each of the moments between two rows and the next two.
@@ -101,43 +101,42 @@ class Beside final : public ProductRows {
   }
 
   void run() {
+    if (count_ == 0) return;
     begin_product();
-    for (int chunk = 0; chunk < count_;) {
-      const int64_t t = chunks_[chunk].t;
-      std::fill_n(chunk_of_, kChunks, -1);
-      for (; chunk < count_ && chunks_[chunk].t == t; ++chunk) {
-        chunk_of_[chunks_[chunk].from / kUnitRows] = chunk;
-      }
+    for (int c = 0; c < count_;) {
+      const int64_t t = places_[c].t;
+      std::fill_n(chunk_at_, kChunks, -1);
+      for (; c < count_ && places_[c].t == t; ++c) chunk_at_[places_[c].from / kUnitRows] = c;
       block_.kernels->weigh_narrow(block_, state_, tiles_[t - first_], t, *this);
     }
-    while (number_ <= 2 * count_ && count_ > 0) step();
+    finish_product(values_of(count_ - 1));
     unit_.put(product_);
   }
 
   Chunk chunk(int row) override {
-    const int chunk = chunk_of_[row / kUnitRows];
-    await(chunk);
-    return {scores_of(chunk), weights_of(chunk)};
+    const int c = chunk_at_[row / kUnitRows];
+    await(c);
+    return {scores(c), weights(c)};
   }
   void weighed_chunk(int row, bool rounded) override {
-    const int chunk = chunk_of_[row / kUnitRows];
-    if (!rounded) narrow(chunk, 0, end_of(row) - row, scores_of(chunk));
-    finish(chunk);
+    const int c = chunk_at_[row / kUnitRows];
+    if (!rounded) narrow(c, 0, end_of(row) - row, scores(c));
+    finish(c);
   }
 
   // The rows of two chunks are brought together.
   float* group(int row) override {
-    for_each_part(row, [&](int chunk, int first, int count, float* rows) {
-      await(chunk);
-      std::copy_n(scores_of(chunk) + first * kTile, count * kTile, rows);
+    for_each_part(row, [&](int c, int first, int count, float* rows) {
+      await(c);
+      std::copy_n(scores(c) + first * kTile, count * kTile, rows);
     });
     return group_;
   }
   void weighed_group(int row) override {
-    for_each_part(row, [&](int chunk, int first, int count, const float* rows) {
-      narrow(chunk, first, count, rows);
-      const int end = chunks_[chunk].from + first + count;
-      if (end % kUnitRows == 0 || end >= block_.rows) finish(chunk);
+    for_each_part(row, [&](int c, int first, int count, const float* rows) {
+      narrow(c, first, count, rows);
+      const int end = places_[c].from + first + count;
+      if (end % kUnitRows == 0 || end >= block_.rows) finish(c);
     });
   }
 
@@ -149,8 +148,12 @@ class Beside final : public ProductRows {
   };
 
   int end_of(int from) const { return std::min<int>(block_.rows, from + kUnitRows); }
-  float* scores_of(int chunk) { return scores_ + chunk % 2 * kUnitRows * kTile; }
-  uint16_t* weights_of(int chunk) { return weights_ + chunk % 2 * kUnitRows * kTile; }
+  float* scores(int c) { return scores_ + c % 2 * kUnitRows * kTile; }
+  uint16_t* weights(int c) { return weights_ + c % 2 * kUnitRows * kTile; }
+
+  // The order of products: scores of chunks 0, 1 and 2, values of 0, scores of 3, values of 1, and so on.
+  static int scores_of(int c) { return c < 2 ? c : 2 * c - 2; }
+  static int values_of(int c) { return 2 * c + 3; }
 
   // Calls f(chunk, first row of it, rows, these in group_) for the parts of a group that see the tile.
   template <typename F>
@@ -158,74 +161,75 @@ class Beside final : public ProductRows {
     const int end = std::min(block_.rows, row + kGroup);
     for (int from = row; from < end;) {
       const int until = std::min<int>(end, round_up(from + 1, kUnitRows));
-      const int chunk = chunk_of_[from / kUnitRows];
-      if (chunk >= 0) f(chunk, from % kUnitRows, until - from, group_ + (from - row) * kTile);
+      const int c = chunk_at_[from / kUnitRows];
+      if (c >= 0) f(c, from % kUnitRows, until - from, group_ + (from - row) * kTile);
       from = until;
     }
   }
 
   // Until the chunk's scores are there, its weights may be written, and its rows have what earlier tiles
   // add to them, which move_reference() may rescale.
-  void await(int chunk) {
-    if (chunk <= awaited_) return;
-    awaited_ = chunk;
-    const bool again = chunk > 0 && chunks_[chunk - 1].from == chunks_[chunk].from;
-    finish_product(std::max({0, 2 * chunk - 1, again ? 2 * chunk : 2 * chunk - 2}));
+  void await(int c) {
+    if (c <= awaited_) return;
+    awaited_ = c;
+    finish_product(scores_of(c));
+    if (c >= 2) finish_product(values_of(c - 2));
+    if (c >= 1 && places_[c - 1].from == places_[c].from) finish_product(values_of(c - 1));
     unit_.put(product_);
   }
   void finish_product(int number) {
     while (number_ <= number) step();
   }
-  void narrow(int chunk, int row, int count, const float* weights) {
-    const int64_t depth = TileKeys(block_, chunks_[chunk].t).depth;
-    unit_.narrow(count, depth, weights, kTile, weights_of(chunk) + row * depth, depth);
+  void narrow(int c, int row, int count, const float* from) {
+    const int64_t depth = TileKeys(block_, places_[c].t).depth;
+    unit_.narrow(count, depth, from, kTile, weights(c) + row * depth, depth);
   }
-  void finish(int chunk) {
-    const auto [t, from] = chunks_[chunk];
+  void finish(int c) {
+    const auto [t, from] = places_[c];
     const int64_t depth = TileKeys(block_, t).depth, rows = end_of(from) - from;
-    std::fill_n(weights_of(chunk) + rows * depth, (kUnitRows - rows) * depth, uint16_t{0});
-    finished_ = chunk + 1;
+    std::fill_n(weights(c) + rows * depth, (kUnitRows - rows) * depth, uint16_t{0});
+    finished_ = c + 1;
     if (left_ == 0) begin_product();
   }
 
-  // Product 0 makes the scores of chunk 0; 2 c - 1 those of chunk c, and 2 c + 2 adds its values.
   void next_product() override {
     ++number_;
     begin_product();
   }
+  // Nothing where its operands are not there yet.
   void begin_product() {
-    if (number_ == 2 * count_ - 1) ++number_;  // of no chunk
-    if (number_ > 2 * count_) return;
+    if (number_ > values_of(count_ - 1)) return;
     product_.fresh = true;
-    if (number_ == 0 || number_ % 2 == 1) {
-      begin_scores((number_ + 1) / 2);
+    if (number_ < 2 || number_ % 2 == 0) {
+      begin_scores(number_ < 2 ? number_ : number_ / 2 + 1);
     } else {
-      begin_values(number_ / 2 - 1);
+      begin_values((number_ - 3) / 2);
     }
   }
-  void begin_scores(int chunk) {
-    if (chunk >= count_ || finished_ < chunk - 1) return;
-    const auto [t, from] = chunks_[chunk];
+  void begin_scores(int c) {
+    if (c >= count_) return next_product();
+    if (finished_ < c - 1) return;
+    const auto [t, from] = places_[c];
     product_.K = product_.lda = block_.Dq;
     product_.a = block_.narrow_q + from * block_.Dq;
     product_.b = tiles_[t - first_].pairs.kt;
-    product_.c = scores_of(chunk);
+    product_.c = scores(c);
     product_.ldb = product_.ldc = kTile;
     product_.accumulate = false;
     left_ = static_cast<int>(TileKeys(block_, t).columns / kUnitRows);
   }
-  void begin_values(int chunk) {
-    if (finished_ <= chunk) return;
-    const auto [t, from] = chunks_[chunk];
+  void begin_values(int c) {
+    if (block_.Dvp == 0) return next_product();
+    if (finished_ <= c) return;
+    const auto [t, from] = places_[c];
     const KeyTile& tile = tiles_[t - first_];
     if (!tile.v_finite) {
       unit_.put(product_);
-      add_values(block_, state_, tile, t, from, end_of(from), weights_of(chunk));
-      next_product();
-      return;
+      add_values(block_, state_, tile, t, from, end_of(from), weights(c));
+      return next_product();
     }
     product_.K = product_.lda = TileKeys(block_, t).depth;
-    product_.a = weights_of(chunk);
+    product_.a = weights(c);
     product_.b = tile.pairs.v;
     product_.c = state_.o + from * block_.Dvp;
     product_.ldb = product_.ldc = block_.Dvp;
@@ -237,12 +241,12 @@ class Beside final : public ProductRows {
   ForwardState& state_;
   const KeyTile* tiles_;
   int64_t first_;
-  Place chunks_[kTilesAtATime * kChunks];
-  int chunk_of_[kChunks];  // of the tile that is weighed; -1: none of the rows sees it
-  int count_ = 0;
-  int finished_ = 0;  // chunks whose weights are there
-  int awaited_ = -1;
-  int number_ = 0;  // of the product
+  Place places_[kTilesAtATime * kChunks];  // of the chunks
+  int chunk_at_[kChunks];                  // of the tile that is weighed; -1: no row sees it
+  int count_ = 0;                          // of the chunks
+  int finished_ = 0;                       // chunks whose weights are there
+  int awaited_ = -1;                       // the last chunk
+  int number_ = 0;                         // of the product
   alignas(64) float scores_[2 * kUnitRows * kTile];
   alignas(64) uint16_t weights_[2 * kUnitRows * kTile];
   alignas(64) float group_[kGroup * kTile] = {};
@@ -254,6 +258,7 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
              int64_t count) {
   const MatrixUnit& unit = *block.kernels->unit;
   unit.begin();
+  // A single tile leaves too little to be done beside its softmax.
   if (unit.multiply != nullptr && count > 1) {
     Beside(block, state, tiles, first, count).run();
   } else {

@@ -118,7 +118,38 @@ TEST(Units, ReferencesMoveAtAnyTile) {
   }
 }
 
-// An emulation takes the same way through a block as its unit.
+// Rows that have seen nothing, or only keys at -inf, before tiles of which all rows see every key: a table
+// hides what is further back than 33 (`last` 33), or than some distance ahead of the row.
+TEST(Units, RowsMaySeeOnlyMinusInfinity) {
+  constexpr int64_t kLength = 192, kDim = 32;
+  for (const int64_t reach : {20, 33, 80}) {
+    for (const int64_t direction : {-1, 1}) {
+      NarrowCall c(12, kLength, kLength, kDim);
+      const Tensor table(DType::kFloat32, {1, 2 * kLength - 1});
+      for (int64_t n = 0; n < 2 * kLength - 1; ++n) {
+        const int64_t distance = n - (kLength - 1);
+        table.data<float>()[n] = distance * direction < reach ? 0.0f : -HUGE_VALF;
+      }
+      DistanceBias& bias = c.p.terms.biases.emplace_back();
+      bias.table = TermData::parameter(table.view(), false);
+      bias.map = ClassMap::clamp(-(kLength - 1), kLength - 1);
+      c.p.kernels = &tile_kernels();
+      c.forward();
+      const auto want = floats(c.out);
+      for (const Kernels& kernels : unit_kernels()) {
+        c.p.kernels = &kernels;
+        c.forward();
+        const auto got = floats(c.out);
+        for (size_t n = 0; n < want.size(); ++n) {
+          ASSERT_NEAR(got[n], want[n], 0.02)
+              << kernels.name << ", reach " << reach << ", element " << n;
+        }
+      }
+    }
+  }
+}
+
+// An emulation goes through a block as its unit does, but that it stores each tile at once.
 TEST(Units, CallsHaveTheBitsOfTheirEmulations) {
   if (usable_units().empty() || !this_cpu().intel) GTEST_SKIP() << "no known unit on this machine";
   for (const int64_t dim : {16, 32, 72, 160}) {

@@ -134,7 +134,7 @@ template <class Tiles>
 void put_tile(TileProduct& x) {
   if (x.held == nullptr) return;
   Tiles tiles;
-  if (x.registers == 0) {
+  if (x.held_in == 0) {
     tiles.template store<0>(x.held, 4 * x.ld_held);
   } else {
     tiles.template store<1>(x.held, 4 * x.ld_held);
@@ -174,7 +174,7 @@ void multiply_into(TileProduct& x) {
     if (x.held != nullptr) tiles.template store<1 - kC>(x.held, 4 * x.ld_held);
     x.held = x.c;
     x.ld_held = x.ldc;
-    x.registers = kC;
+    x.held_in = kC;
   } else {
     tiles.template store<kC>(x.c, 4 * x.ldc);
   }
@@ -184,7 +184,7 @@ void multiply_into(TileProduct& x) {
 
 template <class Tiles>
 void multiply_tile(TileProduct& x) {
-  if (x.registers == 0) {
+  if (x.held_in == 0) {
     multiply_into<Tiles, 1>(x);
   } else {
     multiply_into<Tiles, 0>(x);
