@@ -32,11 +32,11 @@ class ProductRows {
   }
 
  protected:
-  explicit ProductRows(const MatrixUnit& unit) : unit_(unit), multiply_(unit.multiply) {}
+  explicit ProductRows(const MatrixUnit& unit) : unit_(unit) {}
   ~ProductRows() = default;
 
   void step() {
-    multiply_(product_);
+    unit_.multiply(product_);
     if (--left_ == 0) next_product();
   }
   virtual void next_product() = 0;
@@ -45,9 +45,6 @@ class ProductRows {
   TileProduct product_;
   int left_ = 0;       // tiles of the product that can be had now
   int each_time_ = 1;  // tiles between rows
-
- private:
-  void (*multiply_)(TileProduct&);
 };
 
 }  // namespace relpos

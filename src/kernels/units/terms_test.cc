@@ -118,11 +118,11 @@ TEST(Units, ReferencesMoveAtAnyTile) {
   }
 }
 
-// Rows that have seen nothing, or only keys at -inf, before tiles of which all rows see every key: a table
-// hides what is further back than 33 (`last` 33), or than some distance ahead of the row.
+// A table hides what is as far from a query as `reach`, to one side. With 34 and 40, the first rows of the second
+// block have a reference when the others have seen only -inf, and some of these see only that in the next tile.
 TEST(Units, RowsMaySeeOnlyMinusInfinity) {
   constexpr int64_t kLength = 192, kDim = 32;
-  for (const int64_t reach : {20, 33, 80}) {
+  for (const int64_t reach : {20, 34, 40, 80}) {
     for (const int64_t direction : {-1, 1}) {
       NarrowCall c(12, kLength, kLength, kDim);
       const Tensor table(DType::kFloat32, {1, 2 * kLength - 1});
@@ -145,6 +145,25 @@ TEST(Units, RowsMaySeeOnlyMinusInfinity) {
               << kernels.name << ", reach " << reach << ", element " << n;
         }
       }
+    }
+  }
+}
+
+TEST(Units, ValuesMayHaveNoSize) {
+  constexpr int64_t kQueries = 40, kKeys = 200;
+  NarrowCall c(9, kQueries, kKeys, 32);
+  const Tensor values(DType::kFloat32, {1, 1, kKeys, 0}), out(DType::kFloat32, {1, 1, kQueries, 0});
+  c.p.kernels = &tile_kernels();
+  c.forward();
+  const auto want = floats(c.lse);
+  c.p.value = values.view();
+  c.p.value_dim = 0;
+  for (const Kernels& kernels : unit_kernels()) {
+    c.p.kernels = &kernels;
+    fused_forward(c.p, {out.view(), c.lse.view(), {}});
+    const auto got = floats(c.lse);
+    for (size_t n = 0; n < want.size(); ++n) {
+      ASSERT_NEAR(got[n], want[n], 1e-4) << kernels.name << ", row " << n;
     }
   }
 }
