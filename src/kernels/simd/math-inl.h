@@ -226,20 +226,6 @@ HWY_INLINE void load_products(float scale, const float* p, V (&products)[R][kVec
   }
 }
 
-// Whether a strip is a row, which store_rounded() can round: to two vectors' bfloat16, as
-// MatrixUnit::narrow, on a CPU of which MatrixUnit::rounds_vectors is said.
-#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
-constexpr bool kCanRound = kWide * kN == kTile;
-HWY_INLINE void store_rounded(V first, V second, uint16_t* to) {
-  __m512i both;
-  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(second.raw), "v"(first.raw));
-  _mm512_store_si512(to, both);
-}
-#else
-constexpr bool kCanRound = false;
-HWY_INLINE void store_rounded(V /*first*/, V /*second*/, uint16_t* /*to*/) {}
-#endif
-
 // Calls f(first row, first column) for strips of a group's whole rows, kAtOnce rows at a time: so many
 // stay in registers beside a polynomial.
 constexpr int kAtOnce = 2;

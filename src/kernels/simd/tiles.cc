@@ -16,6 +16,7 @@
 #include "kernels/simd/dropout-inl.h"
 #include "kernels/simd/forward-inl.h"
 #include "kernels/simd/math-inl.h"
+#include "kernels/simd/narrow-inl.h"
 #include "kernels/simd/sight-inl.h"
 #include "kernels/simd/targets.h"
 #include "kernels/simd/terms-inl.h"
