@@ -39,7 +39,7 @@ class ProductRows {
     unit_.multiply(product_);
     if (--left_ == 0) next_product();
   }
-  virtual void next_product() = 0;
+  virtual void next_product() {}
 
   const MatrixUnit& unit_;
   TileProduct product_;

@@ -64,8 +64,9 @@ class OpenSoftmax {
           weigh(additions, row, n, chunk.products + at, chunk.rounded + at);
         }
         rows.between_rows();
-        if (next % kUnitRows == 0 || next >= block_.rows)
+        if (next % kUnitRows == 0 || next >= block_.rows) {
           rows.weighed_chunk(row - in_chunk, kRounds);
+        }
       }
     }
   }

@@ -51,8 +51,6 @@ class InTurn final : public ProductRows {
   }
 
  private:
-  void next_product() override {}
-
   void start(int from) {
     from_ = from;
     end_ = std::min(block_.rows, from + kPart);
