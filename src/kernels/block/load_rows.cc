@@ -16,7 +16,7 @@ void load_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n
               float* row) {
   const int64_t at = view.offset({b, h, i, 0}), stride = view.strides[3];
   const auto* bytes = static_cast<const unsigned char*>(view.data);
-  if (view.dtype == DType::kFloat32 && stride == 1) {
+  if (view.dtype == DType::kFloat32 && stride == 1 && n > 0) {  // an empty view may be null
     std::memcpy(row, bytes + at * 4, static_cast<size_t>(n) * 4);
   } else if (view.dtype == DType::kFloat32) {
     for (int64_t d = 0; d < n; ++d) std::memcpy(row + d, bytes + (at + d * stride) * 4, 4);
@@ -34,7 +34,7 @@ void store_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t 
                int64_t first) {
   const int64_t at = view.offset({b, h, i, first}), stride = view.strides[3];
   auto* bytes = static_cast<unsigned char*>(view.data);
-  if (view.dtype == DType::kFloat32 && stride == 1) {
+  if (view.dtype == DType::kFloat32 && stride == 1 && n > 0) {
     std::memcpy(bytes + at * 4, row, static_cast<size_t>(n) * 4);
   } else if (view.dtype == DType::kFloat32) {
     for (int64_t d = 0; d < n; ++d) std::memcpy(bytes + (at + d * stride) * 4, row + d, 4);

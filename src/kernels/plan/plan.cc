@@ -173,8 +173,8 @@ Plan::HalfRows Plan::narrow_rows(bool keys, int64_t b, int64_t kv_head, int64_t 
                                  int64_t count, float* rows, uint16_t* to) const {
   const TensorView& view = keys ? p.key : p.value;
   const int64_t n = keys ? D : Dv, stride = keys ? pairs.Dq() : pairs.Dvq();
-  const bool as_they_are =
-      view.dtype == DType::kBFloat16 && view.strides[3] == 1 && (!keys || rotations.none());
+  const bool as_they_are = n > 0 && view.dtype == DType::kBFloat16 && view.strides[3] == 1 &&
+                           (!keys || rotations.none());
   const auto* in_place = static_cast<const std::byte*>(view.data);
   if (as_they_are) in_place += 2 * view.offset({b, kv_head, first, 0});
   if (as_they_are && n == stride && view.strides[2] % 2 == 0 &&

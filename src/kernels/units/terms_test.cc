@@ -152,18 +152,20 @@ TEST(Units, RowsMaySeeOnlyMinusInfinity) {
 TEST(Units, ValuesMayHaveNoSize) {
   constexpr int64_t kQueries = 40, kKeys = 200;
   NarrowCall c(9, kQueries, kKeys, 32);
-  const Tensor values(DType::kFloat32, {1, 1, kKeys, 0}), out(DType::kFloat32, {1, 1, kQueries, 0});
   c.p.kernels = &tile_kernels();
   c.forward();
   const auto want = floats(c.lse);
-  c.p.value = values.view();
-  c.p.value_dim = 0;
-  for (const Kernels& kernels : unit_kernels()) {
-    c.p.kernels = &kernels;
-    fused_forward(c.p, {out.view(), c.lse.view(), {}});
-    const auto got = floats(c.lse);
-    for (size_t n = 0; n < want.size(); ++n) {
-      ASSERT_NEAR(got[n], want[n], 1e-4) << kernels.name << ", row " << n;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Tensor values(dtype, {1, 1, kKeys, 0}), out(dtype, {1, 1, kQueries, 0});
+    c.p.value = values.view();
+    c.p.value_dim = 0;
+    for (const Kernels& kernels : unit_kernels()) {
+      c.p.kernels = &kernels;
+      fused_forward(c.p, {out.view(), c.lse.view(), {}});
+      const auto got = floats(c.lse);
+      for (size_t n = 0; n < want.size(); ++n) {
+        ASSERT_NEAR(got[n], want[n], 1e-4) << kernels.name << ", row " << n;
+      }
     }
   }
 }
