@@ -44,7 +44,7 @@ struct NoAdditions {
 // The softmax of a tile where all rows see all keys, and nothing but plain() additions changes scores and
 // nothing weights: the same sums as Softmax, without asking for each group. kRounds: weights are rounded
 // in registers.
-template <bool kAdds, bool kRounds>
+template <typename Exp2, bool kAdds, bool kRounds>
 class OpenSoftmax {
  public:
   HWY_INLINE OpenSoftmax(const Block& block, ForwardState& state, const TileView& view)
@@ -91,7 +91,7 @@ class OpenSoftmax {
     }
     const WeightSums sums(view_, state_, row - in_group);
     RELPOS_UNROLLED(r, kAtOnce) {
-      sums.add(in_group + r, n / kWide % kLanes / kN * kN, weigh_row<ShortExp2>(s[r], m[r]));
+      sums.add(in_group + r, n / kWide % kLanes / kN * kN, weigh_row<Exp2>(s[r], m[r]));
     }
     if constexpr (kRounds) {
       round(s, rounded);
@@ -117,7 +117,7 @@ class OpenSoftmax {
     const WeightSums sums(view_, state_, group);
     V s[kAtOnce][kWide];
     load_products(block_.score_scale, p, s);
-    Softmax<ShortExp2>{block_, state_, additions, cap, sight, sums, group, 0, n, p, in_group}(s);
+    Softmax<Exp2>{block_, state_, additions, cap, sight, sums, group, 0, n, p, in_group}(s);
   }
 
   const Block& block_;
@@ -145,29 +145,30 @@ HWY_INLINE bool is_open(const Block& block, const ForwardState& state, const Til
          (block.values.empty() || view.sums[0] != nullptr) && Additions::plain(block);
 }
 
-template <bool kAdds>
+template <typename Exp2, bool kAdds>
 HWY_INLINE void weigh_open(const Block& block, ForwardState& state, const TileView& view,
                            ProductRows& rows) {
   if (kCanRound && block.kernels->unit->rounds_vectors) {
-    OpenSoftmax<kAdds, kCanRound>(block, state, view).run(rows);
+    OpenSoftmax<Exp2, kAdds, kCanRound>(block, state, view).run(rows);
   } else {
-    OpenSoftmax<kAdds, false>(block, state, view).run(rows);
+    OpenSoftmax<Exp2, kAdds, false>(block, state, view).run(rows);
   }
 }
 
-void weigh_narrow(Block& block, ForwardState& state, const KeyTile& tile, int64_t t,
-                  ProductRows& rows) {
+template <typename Exp2>
+void weigh_by(Block& block, ForwardState& state, const KeyTile& tile, int64_t t,
+              ProductRows& rows) {
   const TileView view(block, tile, t);
   if (is_open(block, state, view)) {
     if (Additions::nothing(block)) {
-      weigh_open<false>(block, state, view, rows);
+      weigh_open<Exp2, false>(block, state, view, rows);
     } else {
-      weigh_open<true>(block, state, view, rows);
+      weigh_open<Exp2, true>(block, state, view, rows);
     }
     return;
   }
   const float scale = block.score_scale;
-  weigh_rows<ShortExp2, true>(
+  weigh_rows<Exp2, true>(
       block, state, view,
       [&](int group, const auto& weigh) HWY_ATTR {
         weigh(rows.group(group));
@@ -184,6 +185,15 @@ void weigh_narrow(Block& block, ForwardState& state, const KeyTile& tile, int64_
           loaded_strip<decltype(count)::value>(from, end, scale, weights, finish);
         }
       });
+}
+
+void weigh_narrow(Block& block, ForwardState& state, const KeyTile& tile, int64_t t,
+                  ProductRows& rows) {
+  if (kCanScale && block.kernels->unit->scales_vectors) {
+    weigh_by<ScaledExp2>(block, state, tile, t, rows);
+  } else {
+    weigh_by<ShortExp2>(block, state, tile, t, rows);
+  }
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <bit>
 #include <vector>
 
 #include "base/buffer.h"
@@ -75,6 +76,7 @@ struct TileView {
   Pieces pieces;
   uint32_t far = 0;             // bit n: the tile is far for panel n of the scores and all rows
   const float* flat = nullptr;  // what rows add for those panels, where there are any
+  bool only_flat = false;       // they add nothing else to scores
   // Where the sums of weights go instead of where those of all tiles do: [kRows, kLanes] of each value
   // panel, where the tile is far for all of them and all rows.
   float* sums[kMostSums] = {};
@@ -82,6 +84,9 @@ struct TileView {
   TileView(const Block& b, const KeyTile& k, int64_t number)
       : block(b), tile(k), t(number), pieces(k) {
     for (size_t n = 0; n < std::min(b.scores.size(), kMostFar); ++n) add_far(n);
+    // A ramp has a panel, which is never far.
+    only_flat = std::popcount(far) == std::ssize(b.scores) && b.pairs.empty() &&
+                b.key_bias[0] == nullptr && b.extra == nullptr;
     find_sums();
   }
   TileView(const TileView&) = delete;  // `flat` may point into it

@@ -49,6 +49,10 @@ Biases::Biases(const Plan& plan, Workspace& memory) : Term(plan) {
     std::fill_n(own_.back().unit, kRows, static_cast<float>(unit));
   }
   for (const BiasPlan& bias : plan.biases) {
+    const bool may_be_far = !bias.by_tiles && bias.at == nullptr && plan.p.keys > kTile;
+    far_cells_.push_back(memory.take<float>(may_be_far ? int64_t{2} * kRows : 0));
+  }
+  for (const BiasPlan& bias : plan.biases) {
     if (!plan.backward) break;
     cells_.push_back(memory.zeros<float>(bias.ramp ? 0 : kGroup * bias.row_size()));
   }
@@ -88,9 +92,21 @@ void Biases::attach(Block& block, const float* /*queries*/) {
       panel.stride = kOwnStride;
       panel.row_of = own_head_;
     }
+    find_far_cells(block, n, panel);
     block.scores.push_back(panel);
     if (ramp) block.ramps.push_back(ramp_of(plan_, block, n, nearest));
   }
+}
+
+void Biases::find_far_cells(const Block& block, int64_t n, Panel& panel) {
+  float* cells = far_cells_[n].get();
+  if (cells == nullptr || panel.cells == nullptr || panel.shift != nullptr) return;
+  for (int row = 0; row < round_up(block.rows, kGroup); ++row) {
+    const float* own = panel.row_cells(std::min(row, block.rows - 1));
+    cells[row] = own[0];
+    cells[kRows + row] = own[kPad + panel.width];
+  }
+  panel.far_cells = cells;
 }
 
 void Biases::before(Block& block, int64_t t, int64_t count) {

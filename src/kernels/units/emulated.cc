@@ -80,11 +80,30 @@ void nothing() {}
 }  // namespace
 
 const std::vector<MatrixUnit>& emulated_units() {
-  static const std::vector<MatrixUnit> units = {
-      {"amx_emulated", nothing, nothing, tile_gemm<EmulatedTiles>, multiply_tile<EmulatedTiles>,
-       put_tile<EmulatedTiles>, false, narrow, narrow_pairs, pair_rows, finite},
-      {"avx512_bf16_emulated", nothing, nothing, dot_gemm, nullptr, nullptr, false, narrow,
-       narrow_pairs, pair_rows, finite}};
+  static const std::vector<MatrixUnit> units = {{.name = "amx_emulated",
+                                                 .begin = nothing,
+                                                 .end = nothing,
+                                                 .gemm = tile_gemm<EmulatedTiles>,
+                                                 .multiply = multiply_tile<EmulatedTiles>,
+                                                 .put = put_tile<EmulatedTiles>,
+                                                 .rounds_vectors = false,
+                                                 .scales_vectors = true,
+                                                 .narrow = narrow,
+                                                 .narrow_pairs = narrow_pairs,
+                                                 .pair_rows = pair_rows,
+                                                 .finite = finite},
+                                                {.name = "avx512_bf16_emulated",
+                                                 .begin = nothing,
+                                                 .end = nothing,
+                                                 .gemm = dot_gemm,
+                                                 .multiply = nullptr,
+                                                 .put = nullptr,
+                                                 .rounds_vectors = false,
+                                                 .scales_vectors = false,
+                                                 .narrow = narrow,
+                                                 .narrow_pairs = narrow_pairs,
+                                                 .pair_rows = pair_rows,
+                                                 .finite = finite}};
   return units;
 }
 

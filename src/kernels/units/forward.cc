@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/float_mode.h"
 #include "kernels/units/guarded_products.h"
 #include "kernels/units/kernels.h"
 
@@ -255,6 +256,7 @@ class Beside final : public ProductRows {
 void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t first,
              int64_t count) {
   const MatrixUnit& unit = *block.kernels->unit;
+  const FloatMode flush(kFlushDenormals);  // in products nothing is left of them
   unit.begin();
   // A single tile leaves too little to be done beside its softmax.
   if (unit.multiply != nullptr && count > 1) {

@@ -149,6 +149,42 @@ TEST(Units, RowsMaySeeOnlyMinusInfinity) {
   }
 }
 
+// The same bits, whether the rows beside it see the same keys or not.
+TEST(Units, ARowIsTheSameBesideAnyOther) {
+  constexpr int64_t kHeads = 4, kLength = 280, kDim = 48, kFar = 9;
+  const Tensor table(DType::kFloat32, {1, 2 * kFar + 1});
+  for (int64_t n = 0; n < table.view().numel(); ++n) {
+    table.data<float>()[n] = 0.1f + 0.3f * static_cast<float>(n);
+  }
+  for (const bool biased : {false, true}) {
+    NarrowCall c(21, kLength, kLength, kDim, 1, kHeads, kHeads);
+    if (biased) {
+      DistanceBias& bias = c.p.terms.biases.emplace_back();
+      bias.table = TermData::parameter(table.view(), false);
+      bias.map = ClassMap::clamp(-kFar, kFar);
+    }
+    const auto even_rows = [&](const Kernels& kernels, int64_t seen_by_odd) {
+      c.p.visible.span.clear();
+      for (int64_t i = 0; i < kLength; ++i) {
+        c.p.visible.span.emplace_back(0, i % 2 == 0 ? kLength : seen_by_odd);
+      }
+      c.p.kernels = &kernels;
+      c.forward();
+      std::vector<float> rows;
+      for (int64_t row = 0; row < kHeads * kLength; row += 2) {
+        const float* out = c.out.data<float>() + row * kDim;
+        rows.insert(rows.end(), out, out + kDim);
+        rows.push_back(c.lse.data<float>()[row]);
+      }
+      return rows;
+    };
+    for (const Kernels& kernels : unit_kernels()) {
+      EXPECT_EQ(even_rows(kernels, kLength), even_rows(kernels, 100))
+          << kernels.name << (biased ? ", biased" : "");
+    }
+  }
+}
+
 TEST(Units, ValuesMayHaveNoSize) {
   constexpr int64_t kQueries = 40, kKeys = 200;
   NarrowCall c(9, kQueries, kKeys, 32);

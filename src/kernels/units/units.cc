@@ -126,13 +126,32 @@ const std::vector<MatrixUnit>& usable_units() {
   static const std::vector<MatrixUnit> units = [] {
     std::vector<MatrixUnit> all;
     if (has_amx()) {
-      all.push_back({"amx", AmxTiles::configure, AmxTiles::release, tile_gemm<AmxTiles>,
-                     multiply_tile<AmxTiles>, put_tile<AmxTiles>, true, narrow, narrow_pairs,
-                     pair_rows, finite});
+      all.push_back({.name = "amx",
+                     .begin = AmxTiles::configure,
+                     .end = AmxTiles::release,
+                     .gemm = tile_gemm<AmxTiles>,
+                     .multiply = multiply_tile<AmxTiles>,
+                     .put = put_tile<AmxTiles>,
+                     .rounds_vectors = true,
+                     .scales_vectors = true,
+                     .narrow = narrow,
+                     .narrow_pairs = narrow_pairs,
+                     .pair_rows = pair_rows,
+                     .finite = finite});
     }
     if (this_cpu().avx512_bf16) {
-      all.push_back({"avx512_bf16", nothing, nothing, dot_gemm, nullptr, nullptr, true, narrow,
-                     narrow_pairs, pair_rows, finite});
+      all.push_back({.name = "avx512_bf16",
+                     .begin = nothing,
+                     .end = nothing,
+                     .gemm = dot_gemm,
+                     .multiply = nullptr,
+                     .put = nullptr,
+                     .rounds_vectors = true,
+                     .scales_vectors = false,
+                     .narrow = narrow,
+                     .narrow_pairs = narrow_pairs,
+                     .pair_rows = pair_rows,
+                     .finite = finite});
     }
     return all;
   }();
