@@ -14,9 +14,13 @@ const float* row_in_place(const TensorView& view, int64_t b, int64_t h, int64_t 
 
 void load_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n, int64_t padded,
               float* row) {
+  if (n <= 0) {  // there may be no memory at all
+    std::fill_n(row, padded, 0.0f);
+    return;
+  }
   const int64_t at = view.offset({b, h, i, 0}), stride = view.strides[3];
   const auto* bytes = static_cast<const unsigned char*>(view.data);
-  if (view.dtype == DType::kFloat32 && stride == 1 && n > 0) {  // an empty view may be null
+  if (view.dtype == DType::kFloat32 && stride == 1) {
     std::memcpy(row, bytes + at * 4, static_cast<size_t>(n) * 4);
   } else if (view.dtype == DType::kFloat32) {
     for (int64_t d = 0; d < n; ++d) std::memcpy(row + d, bytes + (at + d * stride) * 4, 4);
@@ -32,9 +36,10 @@ void load_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n
 
 void store_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n, const float* row,
                int64_t first) {
+  if (n <= 0) return;
   const int64_t at = view.offset({b, h, i, first}), stride = view.strides[3];
   auto* bytes = static_cast<unsigned char*>(view.data);
-  if (view.dtype == DType::kFloat32 && stride == 1 && n > 0) {
+  if (view.dtype == DType::kFloat32 && stride == 1) {
     std::memcpy(bytes + at * 4, row, static_cast<size_t>(n) * 4);
   } else if (view.dtype == DType::kFloat32) {
     for (int64_t d = 0; d < n; ++d) std::memcpy(bytes + (at + d * stride) * 4, row + d, 4);

@@ -44,7 +44,8 @@ struct MatrixUnit {
   void (*put)(TileProduct& product);
   // Its CPU rounds vectors to bfloat16 as narrow() does (vcvtne2ps2bf16).
   bool rounds_vectors;
-  // Its CPU scales vectors by powers of two (vscalefps) as fast as it multiplies them.
+  // Weights are found with vscalefps, where the SIMD target has it: a CPU with this unit scales vectors as
+  // fast as it multiplies them.
   bool scales_vectors;
   // Rows of n floats, n a multiple of kUnitDepth, rounded to nearest even; denormals become 0.
   void (*narrow)(int64_t rows, int64_t n, const float* from, int64_t stride, uint16_t* to,

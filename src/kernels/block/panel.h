@@ -24,7 +24,7 @@ struct Panel {
   const int64_t* shift = nullptr;   // per row, taken from its distances; null: nothing
   const CoordinateTiles* at = nullptr;  // what it is read by; null: positions
   // Of tiles that lie left or right of the window for all rows of a block: the number that a row reads
-  // there [2, kRows], null: it is read from the pad; and sums in lanes of what it adds there
+  // there [2, kRows], of whole groups, null: it is read from the pad; and sums in lanes of what it adds there
   // [2, kRows, kLanes], null: it is added to the pad. Rows of pads lie pages apart.
   const float* far_cells = nullptr;
   float* far_sums = nullptr;

@@ -108,8 +108,8 @@ struct ShortExp2 {
   }
 };
 
-// The same in fewer instructions, for a floating-point mode that flushes denormals: else each that it gives takes an
-// Emerald Rapids 100 ns.
+// The same in fewer instructions, for a floating-point mode that flushes denormals: else a vector with one
+// takes an Emerald Rapids 100 ns.
 #if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
 constexpr bool kCanScale = true;
 struct ScaledExp2 {

@@ -43,7 +43,7 @@ class Biases : public Term {
   void find_far_cells(const Block& block, int64_t n, Panel& panel);
   bool read_in_place(const Block& block, size_t n, const Cut& to, Panel& panel);
   std::vector<OwnCells> own_;             // of each bias, of others none
-  std::vector<Buffer<float>> far_cells_;  // of each bias, of its Panel
+  std::vector<Buffer<float>> far_cells_;  // Panel::far_cells of each bias that may be far
   int64_t own_head_[kRows];               // of a row: its head, counted from the block's first
   std::vector<Buffer<float>> cells_;      // of each bias [kGroup, row_size], in the backward pass
 };

@@ -256,7 +256,7 @@ class Beside final : public ProductRows {
 void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t first,
              int64_t count) {
   const MatrixUnit& unit = *block.kernels->unit;
-  const FloatMode flush(kFlushDenormals);  // in products nothing is left of them
+  const FloatMode flush(kFlushDenormals);  // the products do, and vscalefps is slow with them
   unit.begin();
   // A single tile leaves too little to be done beside its softmax.
   if (unit.multiply != nullptr && count > 1) {
