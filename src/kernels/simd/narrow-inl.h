@@ -34,6 +34,27 @@ constexpr bool kCanRound = false;
 HWY_INLINE void store_rounded(V /*first*/, V /*second*/, uint16_t* /*to*/) {}
 #endif
 
+// ShortExp2 in fewer instructions, for a floating-point mode that flushes denormals: else a vector with one
+// takes an Emerald Rapids 100 ns.
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+constexpr bool kCanScale = true;
+struct ScaledExp2 {
+  HWY_INLINE V operator()(V x) const {
+    const F d;
+    const V r{_mm512_reduce_ps(x.raw, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+    V p = hn::Set(d, 0.0134251544f);
+    p = hn::MulAdd(p, r, hn::Set(d, 0.0522453740f));
+    p = hn::MulAdd(p, r, hn::Set(d, 0.241278556f));
+    p = hn::MulAdd(p, r, hn::Set(d, 0.693045155f));
+    p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+    return V{_mm512_scalef_ps(p.raw, x.raw)};
+  }
+};
+#else
+constexpr bool kCanScale = false;
+using ScaledExp2 = ShortExp2;
+#endif
+
 // Additions of nothing.
 struct NoAdditions {
   HWY_INLINE NoAdditions(const TileView&, const std::vector<Panel>&, int, bool) {}

@@ -44,13 +44,10 @@ int64_t Biases::bytes(const Plan& plan) {
 
 Biases::Biases(const Plan& plan, Workspace& memory) : Term(plan) {
   for (const BiasPlan& bias : plan.biases) {
-    own_.push_back({memory.take<float>(bias.by_tiles ? plan.p.group() * kOwnStride : 0), {}, {}});
+    own_.push_back(
+        {memory.take<float>(bias.by_tiles ? plan.p.group() * kOwnStride : 0), {}, {}, {}});
     const double unit = plan.p.terms.biases[bias.term].table.multiplier * kLog2e;
     std::fill_n(own_.back().unit, kRows, static_cast<float>(unit));
-  }
-  for (const BiasPlan& bias : plan.biases) {
-    const bool may_be_far = !bias.by_tiles && bias.at == nullptr && plan.p.keys > kTile;
-    far_cells_.push_back(memory.take<float>(may_be_far ? int64_t{2} * kRows : 0));
   }
   for (const BiasPlan& bias : plan.biases) {
     if (!plan.backward) break;
@@ -99,8 +96,10 @@ void Biases::attach(Block& block, const float* /*queries*/) {
 }
 
 void Biases::find_far_cells(const Block& block, int64_t n, Panel& panel) {
-  float* cells = far_cells_[n].get();
-  if (cells == nullptr || panel.cells == nullptr || panel.shift != nullptr) return;
+  const bool may_be_far =
+      panel.at == nullptr && panel.shift == nullptr && !plan_.biases[n].by_tiles;
+  if (!may_be_far || panel.cells == nullptr || plan_.p.keys <= kTile) return;
+  float* cells = own_[n].far_cells;
   for (int row = 0; row < round_up(block.rows, kGroup); ++row) {
     const float* own = panel.row_cells(std::min(row, block.rows - 1));
     cells[row] = own[0];

@@ -33,19 +33,19 @@ class Biases : public Term {
  private:
   static constexpr int64_t kOwnStride = kSlidingCells + 2 * kPad;
 
-  // Of a bias of few queries, for the heads of a block: what the next tiles read of it, in cells of a
-  // worker's own, or inside the table, whose numbers the rows multiply.
+  // What a worker holds of a bias. Where a call has few queries, that is what the next tiles read of it, in
+  // cells of its own or inside the table, whose numbers the rows multiply.
   struct OwnCells {
-    Buffer<float> cells;  // [group, kOwnStride]
-    Cut cut;              // of the window
-    float unit[kRows];    // the table's multiplier times log2(e)
+    Buffer<float> cells;         // [group, kOwnStride]
+    Cut cut;                     // of the window
+    float unit[kRows];           // the table's multiplier times log2(e)
+    float far_cells[2 * kRows];  // of Panel
   };
   void find_far_cells(const Block& block, int64_t n, Panel& panel);
   bool read_in_place(const Block& block, size_t n, const Cut& to, Panel& panel);
-  std::vector<OwnCells> own_;             // of each bias, of others none
-  std::vector<Buffer<float>> far_cells_;  // Panel::far_cells of each bias that may be far
-  int64_t own_head_[kRows];               // of a row: its head, counted from the block's first
-  std::vector<Buffer<float>> cells_;      // of each bias [kGroup, row_size], in the backward pass
+  std::vector<OwnCells> own_;         // of each bias
+  int64_t own_head_[kRows];           // of a row: its head, counted from the block's first
+  std::vector<Buffer<float>> cells_;  // of each bias [kGroup, row_size], in the backward pass
 };
 
 }  // namespace relpos
