@@ -40,13 +40,13 @@ struct MatrixUnit {
   // gemm() of the next tile of a product, which moves on to the tile beside it. The unit holds the tile
   // until the next call, or until put(): a store that waits for its sums holds up what follows. Null:
   // nothing is gained by other work beside the products of this unit.
-  void (*multiply)(TileProduct& product);
-  void (*put)(TileProduct& product);
+  void (*multiply)(TileProduct& product) = nullptr;
+  void (*put)(TileProduct& product) = nullptr;
   // Its CPU rounds vectors to bfloat16 as narrow() does (vcvtne2ps2bf16).
-  bool rounds_vectors;
+  bool rounds_vectors = false;
   // Weights are found with vscalefps, where the SIMD target has it: a CPU with this unit scales vectors as
   // fast as it multiplies them.
-  bool scales_vectors;
+  bool scales_vectors = false;
   // Rows of n floats, n a multiple of kUnitDepth, rounded to nearest even; denormals become 0.
   void (*narrow)(int64_t rows, int64_t n, const float* from, int64_t stride, uint16_t* to,
                  int64_t to_stride);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "base/buffer.h"
 #include "kernels/block/sizes.h"
 
 namespace relpos {
@@ -24,7 +25,7 @@ struct Panel {
   const int64_t* shift = nullptr;   // per row, taken from its distances; null: nothing
   const CoordinateTiles* at = nullptr;  // what it is read by; null: positions
   // Of tiles that lie left or right of the window for all rows of a block: the number that a row reads
-  // there [2, kRows], of whole groups, null: it is read from the pad; and sums in lanes of what it adds there
+  // there [2, kRows], null: it is read from the pad; and sums in lanes of what it adds there
   // [2, kRows, kLanes], null: it is added to the pad. Rows of pads lie pages apart.
   const float* far_cells = nullptr;
   float* far_sums = nullptr;
@@ -40,6 +41,14 @@ struct Panel {
   }
   float* row_gradient(int row) const noexcept {
     return gradient + (takes_turns ? row % kGroup : row) * stride;
+  }
+  // far_cells of `rows` rows and of those that fill their last group, which get the last row's.
+  void write_far_cells(int rows, float* to) const noexcept {
+    for (int row = 0; row < round_up(rows, kGroup); ++row) {
+      const int own = row < rows ? row : rows - 1;
+      to[row] = gate_of(own) * row_cells(own)[0];
+      to[kRows + row] = gate_of(own) * row_cells(own)[kPad + width];
+    }
   }
   int64_t offset(int64_t distance) const noexcept {
     const int64_t cell = distance - lo + kPad;

@@ -40,13 +40,8 @@ HWY_INLINE void store_rounded(V /*first*/, V /*second*/, uint16_t* /*to*/) {}
 constexpr bool kCanScale = true;
 struct ScaledExp2 {
   HWY_INLINE V operator()(V x) const {
-    const F d;
     const V r{_mm512_reduce_ps(x.raw, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
-    V p = hn::Set(d, 0.0134251544f);
-    p = hn::MulAdd(p, r, hn::Set(d, 0.0522453740f));
-    p = hn::MulAdd(p, r, hn::Set(d, 0.241278556f));
-    p = hn::MulAdd(p, r, hn::Set(d, 0.693045155f));
-    p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+    const V p = quartic(r, 0.693045155f, 0.241278556f, 0.0522453740f, 0.0134251544f);
     return V{_mm512_scalef_ps(p.raw, x.raw)};
   }
 };

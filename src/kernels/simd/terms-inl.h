@@ -136,7 +136,7 @@ class Additions {
     const Block& block = view.block;
     count_ = 0;
     if (scores && view.far != 0) flat_ = view.flat + group;
-    if (scores && view.only_flat) return;  // most tiles of T5's bias: 2 % of a pass on AMX
+    if (scores && view.only_flat) return;  // most tiles of a clipped bias: 2 % of a pass on AMX
     bool summed = scores && !block.ramps.empty();
     if (scores && !block.pairs.empty()) {
       if (reads_pairs_in_place(block, view.t)) {

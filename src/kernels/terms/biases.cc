@@ -99,13 +99,8 @@ void Biases::find_far_cells(const Block& block, int64_t n, Panel& panel) {
   const bool may_be_far =
       panel.at == nullptr && panel.shift == nullptr && !plan_.biases[n].by_tiles;
   if (!may_be_far || panel.cells == nullptr || plan_.p.keys <= kTile) return;
-  float* cells = own_[n].far_cells;
-  for (int row = 0; row < round_up(block.rows, kGroup); ++row) {
-    const float* own = panel.row_cells(std::min(row, block.rows - 1));
-    cells[row] = own[0];
-    cells[kRows + row] = own[kPad + panel.width];
-  }
-  panel.far_cells = cells;
+  panel.write_far_cells(block.rows, own_[n].far_cells);
+  panel.far_cells = own_[n].far_cells;
 }
 
 void Biases::before(Block& block, int64_t t, int64_t count) {

@@ -94,14 +94,9 @@ void RowTables::attach_gated(const Block& block, int64_t n) {
   const TablePlan& table = plan_.row_tables[n];
   Table& own = tables_[n];
   own.panel.row_of = table.heads == 1 ? kOneHead : block.head;
-  for (int row = 0; row < round_up(block.rows, kGroup); ++row) {
-    float& gate = own.factor[row];
-    if (row >= block.rows) gate = 0.0f;
-    if (table.at != nullptr) continue;
-    const float* cells = own.panel.row_cells(row < block.rows ? row : 0);
-    own.far_cells[row] = gate * cells[0];
-    own.far_cells[kRows + row] = gate * cells[kPad + table.window.width];
-  }
+  float* gates = own.factor.get();
+  std::fill(gates + block.rows, gates + round_up(block.rows, kGroup), 0.0f);
+  if (table.at == nullptr) own.panel.write_far_cells(block.rows, own.far_cells.get());
   std::fill_n(own.gate_lanes.get(), own.gate_lanes.size(), 0.0f);
   std::fill_n(own.gate_sums.get(), own.gate_sums.size(), 0.0);
 }

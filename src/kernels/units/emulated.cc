@@ -80,30 +80,26 @@ void nothing() {}
 }  // namespace
 
 const std::vector<MatrixUnit>& emulated_units() {
-  static const std::vector<MatrixUnit> units = {{.name = "amx_emulated",
-                                                 .begin = nothing,
-                                                 .end = nothing,
-                                                 .gemm = tile_gemm<EmulatedTiles>,
-                                                 .multiply = multiply_tile<EmulatedTiles>,
-                                                 .put = put_tile<EmulatedTiles>,
-                                                 .rounds_vectors = false,
-                                                 .scales_vectors = true,
-                                                 .narrow = narrow,
-                                                 .narrow_pairs = narrow_pairs,
-                                                 .pair_rows = pair_rows,
-                                                 .finite = finite},
-                                                {.name = "avx512_bf16_emulated",
-                                                 .begin = nothing,
-                                                 .end = nothing,
-                                                 .gemm = dot_gemm,
-                                                 .multiply = nullptr,
-                                                 .put = nullptr,
-                                                 .rounds_vectors = false,
-                                                 .scales_vectors = false,
-                                                 .narrow = narrow,
-                                                 .narrow_pairs = narrow_pairs,
-                                                 .pair_rows = pair_rows,
-                                                 .finite = finite}};
+  const MatrixUnit amx = {.name = "amx_emulated",
+                          .begin = nothing,
+                          .end = nothing,
+                          .gemm = tile_gemm<EmulatedTiles>,
+                          .multiply = multiply_tile<EmulatedTiles>,
+                          .put = put_tile<EmulatedTiles>,
+                          .scales_vectors = true,
+                          .narrow = narrow,
+                          .narrow_pairs = narrow_pairs,
+                          .pair_rows = pair_rows,
+                          .finite = finite};
+  const MatrixUnit dots = {.name = "avx512_bf16_emulated",
+                           .begin = nothing,
+                           .end = nothing,
+                           .gemm = dot_gemm,
+                           .narrow = narrow,
+                           .narrow_pairs = narrow_pairs,
+                           .pair_rows = pair_rows,
+                           .finite = finite};
+  static const std::vector<MatrixUnit> units = {amx, dots};
   return units;
 }
 
