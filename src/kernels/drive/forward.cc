@@ -66,9 +66,10 @@ void prefill(const Plan& plan, int threads, Stopper& stopper, const ForwardResul
     }
     if (!stopper.stopped(worker)) scratch.chunks.merge(x, group, block, to);
   };
+  const int64_t pairs = plan.p.batch * plan.p.kv_heads;
   for_each_packed_block(
-      plan.p, 0, plan.p.batch * plan.p.kv_heads, scratch.chunks.count(), threads, stopper,
-      [&](int64_t slot, int64_t /*pair*/) { scratch.cache.start(slot); }, run);
+      plan.p, 0, pairs, scratch.chunks.count(), pairs_at_once(plan.p, pairs, threads), threads,
+      stopper, [&](int64_t slot, int64_t /*pair*/) { scratch.cache.start(slot); }, run);
 }
 
 }  // namespace
@@ -146,7 +147,7 @@ void fused_emit(const Problem& p, const TensorView& softmax, const TensorView& d
                });
   };
   for_each_packed_block(
-      p, 0, p.batch * p.kv_heads, 1, threads, stopper,
+      p, 0, p.batch * p.kv_heads, 1, 1, threads, stopper,
       [&](int64_t slot, int64_t /*pair*/) { cache.start(slot); }, run);
   stopper.check();
 }

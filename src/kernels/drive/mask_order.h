@@ -44,6 +44,8 @@ class MaskOrder {
     for (int64_t n = 0; n < orders; ++n) orders_.emplace_back(blocks);
   }
 
+  // Whether blocks may wait for those of other pairs.
+  bool waits() const noexcept { return !orders_.empty(); }
   // Empty where the mask's gradient is not summed.
   std::optional<MaskTurn> turn(const PackedBlock& at, Stopper& stopper, int worker) {
     if (orders_.empty()) return {};

@@ -49,7 +49,6 @@ QueryBlock::QueryBlock(const Plan& plan, Workspace& memory)
 void QueryBlock::begin(int64_t batch) {
   block.batch = batch;
   block.rows = 0;
-  seen_from_ = seen_to_ = 0;
   block.scores.clear();
   block.ramps.clear();
   block.pairs.clear();
@@ -61,6 +60,12 @@ void QueryBlock::add_rows(int64_t h, int64_t first, int64_t end) {
   const int from = block.rows, to = from + static_cast<int>(end - first);
   block.rows = to;
   std::fill(block.head + from, block.head + to, h);
+  for (int row = from; row < to && p.visible.mask.given(); ++row) {
+    block.mask_row[row] = p.visible.mask_row(block.batch, h, first + row - from);
+  }
+  range_found_ = from == 0 && see_as_before(first, end);
+  seen_as_ = from == 0 ? SeenAs{block.batch, first, end} : SeenAs{};
+  if (range_found_) return;
   std::iota(block.index + from, block.index + to, first);
   if (p.positions.consecutive) {
     std::iota(block.position + from, block.position + to, p.positions.query(block.batch, first));
@@ -78,9 +83,13 @@ void QueryBlock::add_rows(int64_t h, int64_t first, int64_t end) {
       block.hi[row] = std::min(hi, p.keys);
     }
   }
-  for (int row = from; row < to && p.visible.mask.given(); ++row) {
-    block.mask_row[row] = p.visible.mask_row(block.batch, h, block.index[row]);
-  }
+}
+
+bool QueryBlock::see_as_before(int64_t first, int64_t end) const {
+  const Problem& p = plan_.p;
+  const bool shared = p.visible.rows == 1 && p.positions.shared();
+  return first == seen_as_.first && end == seen_as_.end && !p.visible.tiles.given() &&
+         (shared || block.batch == seen_as_.batch);
 }
 
 std::pair<int64_t, int64_t> QueryBlock::tile_range() const {
@@ -146,6 +155,7 @@ const uint64_t* QueryBlock::words_of(int64_t t, uint64_t* own) const {
 }
 
 void QueryBlock::find_range() {
+  if (range_found_) return;
   constexpr int64_t kMost = INT64_MAX, kLeast = INT64_MIN;
   int64_t all_from = 0, all_to = plan_.p.keys, seen_from = all_to, seen_to = 0;
   int64_t low = kMost, high = kLeast;             // distances, less the first key's position

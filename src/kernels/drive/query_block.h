@@ -80,6 +80,13 @@ class QueryBlock {
     std::span<const SeenTiles::Entry> entries;
   };
 
+  // What rows see is that of the same queries of any head, and, where batch rows share positions and
+  // windows, of any batch row.
+  struct SeenAs {
+    int64_t batch = 0, first = 0, end = 0;  // queries [first, end); none: of no rows
+  };
+
+  bool see_as_before(int64_t first, int64_t end) const;
   // The rows of each block of a mask by tiles.
   void find_mask_rows();
   // The first tile from t on that a row may see by a mask of tiles, or one past the last.
@@ -93,7 +100,9 @@ class QueryBlock {
   void load_queries();
   void decay_queries(const KeyTile& tile);
 
-  const bool by_tile_;                   // something is done before or after each tile
+  const bool by_tile_;        // something is done before or after each tile
+  SeenAs seen_as_;            // the rows of the block, where they are those of one add_rows()
+  bool range_found_ = false;  // by a block before, of the same rows
   int64_t seen_from_ = 0, seen_to_ = 0;  // from the first to past the last key that a row sees
   std::vector<MaskRows> mask_rows_;
   Buffer<uint64_t> words_;       // [kTilesAtATime, kRows], of several blocks of a mask

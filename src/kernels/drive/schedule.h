@@ -27,6 +27,14 @@ inline int64_t heads_at_work(const Problem& p, int threads) {
   return std::min<int64_t>(std::max(1, threads), std::max<int64_t>(1, p.batch * p.kv_heads));
 }
 
+// Pairs that a worker takes at one time, of `count`: several where each is one task and short beside the
+// whole, for the number of the next pair moves between the caches of those who take one.
+inline int64_t pairs_at_once(const Problem& p, int64_t count, int threads) {
+  constexpr int64_t kMost = 8, kTurns = 16;
+  if (blocks_of_pair(p) > 1) return 1;
+  return std::clamp<int64_t>(count / (kTurns * std::max(1, threads)), 1, kMost);
+}
+
 struct PackedBlock {
   int64_t batch, head, first_query, end_query, pair, slot;
   int64_t number;  // of the pair's blocks, which are dealt in this order
@@ -38,10 +46,12 @@ struct PackedBlock {
 // when no head is left it helps with those of others. A pair has a slot, of heads_at_work(), to itself:
 // start(slot, pair) is called before its first block, and after all blocks of the slot's pair before.
 // A block may wait for any of lower pairs, and for those of lower numbers of its own: however few threads
-// the system grants, a pair is begun after all lower ones are, and who has begun it deals all its blocks.
+// the system grants, who takes a pair has begun all lower ones or somebody else has taken them, and who has
+// begun it deals all its blocks. A worker takes `at_once` pairs, in order, at one time.
 template <typename Start, typename F>
 void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, int64_t chunks,
-                           int threads, Stopper& stopper, Start&& start, F&& body) {
+                           int64_t at_once, int threads, Stopper& stopper, Start&& start,
+                           F&& body) {
   const int64_t blocks = blocks_of_head(p), tasks = blocks_of_pair(p) * chunks;
   if (count == 0 || blocks == 0) return;
   const int64_t slots = std::min(count, heads_at_work(p, threads)), pairs = first_pair + count;
@@ -53,11 +63,11 @@ void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, 
   };
   std::vector<Slot> slot_of(slots);
   for (Slot& slot : slot_of) slot.state.store(tasks, std::memory_order_relaxed);
-  std::atomic<int64_t> next_pair{first_pair}, opened{0};
+  alignas(64) std::atomic<int64_t> next_pair{first_pair};
+  alignas(64) std::atomic<int64_t> opened{0};
   const auto open = [&](int64_t slot, int64_t pair) {
     start(slot, pair);
     slot_of[slot].state.store(pair << kTaskBits, std::memory_order_release);
-    opened.fetch_add(1, std::memory_order_release);
   };
   const auto work = [&](int64_t slot, int worker) {
     while (!stopper.stopped(worker)) {
@@ -75,10 +85,14 @@ void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, 
   // The first `slots` of the tasks have one each; the others are dealt after them, and help.
   parallel_for(threads, threads, stopper, [&](int64_t first, int worker) {
     while (first < slots && !stopper.stopped(worker)) {
-      const int64_t pair = next_pair.fetch_add(1, std::memory_order_relaxed);
-      if (pair >= pairs) break;
-      open(first, pair);
-      work(first, worker);
+      const int64_t taken = next_pair.fetch_add(at_once, std::memory_order_relaxed);
+      if (taken >= pairs) break;
+      const int64_t end = std::min(taken + at_once, pairs);
+      for (int64_t pair = taken; pair < end && !stopper.stopped(worker); ++pair) {
+        open(first, pair);
+        if (pair + 1 == end) opened.fetch_add(end - taken, std::memory_order_release);
+        work(first, worker);
+      }
     }
     // From then on no slot is opened again, whose pair somebody helps with.
     while (opened.load(std::memory_order_acquire) < count && !stopper.stopped(worker)) {
