@@ -171,7 +171,7 @@ class TiledBackward {
     }
     const int64_t at_once = mask_order_.waits() ? 1 : pairs_at_once(p_, count, how_.threads);
     for_each_packed_block(
-        p_, first, count, 1, at_once, how_.threads, stopper_,
+        p_, first, count, /*chunks=*/1, at_once, how_.threads, stopper_,
         [&](int64_t slot, int64_t pair) { start_pair(slot, pair); },
         [&](const PackedBlock& at, int worker) { run_block(at, worker); });
     if (!how_.writes_keys) write_keys(count);

@@ -147,7 +147,7 @@ void fused_emit(const Problem& p, const TensorView& softmax, const TensorView& d
                });
   };
   for_each_packed_block(
-      p, 0, p.batch * p.kv_heads, 1, 1, threads, stopper,
+      p, 0, p.batch * p.kv_heads, /*chunks=*/1, /*at_once=*/1, threads, stopper,
       [&](int64_t slot, int64_t /*pair*/) { cache.start(slot); }, run);
   stopper.check();
 }

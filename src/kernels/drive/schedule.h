@@ -27,8 +27,8 @@ inline int64_t heads_at_work(const Problem& p, int threads) {
   return std::min<int64_t>(std::max(1, threads), std::max<int64_t>(1, p.batch * p.kv_heads));
 }
 
-// Pairs that a worker takes at one time, of `count`: several where each is one task and short beside the
-// whole, for the number of the next pair moves between the caches of those who take one.
+// Of `count` pairs, those that a worker takes at one time: several where a pair is one block and there are
+// many, since the number of the next pair moves between the workers' caches each time.
 inline int64_t pairs_at_once(const Problem& p, int64_t count, int threads) {
   constexpr int64_t kMost = 8, kTurns = 16;
   if (blocks_of_pair(p) > 1) return 1;
@@ -45,9 +45,9 @@ struct PackedBlock {
 // each of `chunks` chunks of its keys. A worker takes a head of its own, whose packs stay in its caches;
 // when no head is left it helps with those of others. A pair has a slot, of heads_at_work(), to itself:
 // start(slot, pair) is called before its first block, and after all blocks of the slot's pair before.
-// A block may wait for any of lower pairs, and for those of lower numbers of its own: however few threads
-// the system grants, who takes a pair has begun all lower ones or somebody else has taken them, and who has
-// begun it deals all its blocks. A worker takes `at_once` pairs, in order, at one time.
+// A worker takes `at_once` pairs at one time, in order, and deals all blocks of each before it begins the
+// next. A block may wait for any of lower pairs, and for those of lower numbers of its own: when a pair is
+// taken all lower ones are, so none waits for ever, however few threads the system grants.
 template <typename Start, typename F>
 void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, int64_t chunks,
                            int64_t at_once, int threads, Stopper& stopper, Start&& start,
