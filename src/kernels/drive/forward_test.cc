@@ -1,5 +1,8 @@
-// A row's bits are its own: neither what other rows of its group see changes them nor where its reference began.
+// A row's bits are its own: neither what other rows of its group see changes them nor where its reference began,
+// nor what the batch rows before it saw.
 #include <gtest/gtest.h>
+
+#include <algorithm>
 
 #include "kernels/block/kernels.h"
 #include "testing/random_problem.h"
@@ -45,6 +48,46 @@ TEST(Rows, KeepTheirBitsBesideScoresThatMoveAReference) {
       call.q.view().store(x, 300.0 * call.q.data<float>()[x]);
     }
   });
+}
+
+// One thread computes all heads, a block each, one after another.
+TEST(Rows, SeeTheKeysOfTheirOwnBatchRow) {
+  constexpr int64_t kBatch = 3, kHeads = 2, kQueries = 40;
+  random_terms::PlainCall all(5, kQueries, kKeys, kDim, kBatch, kHeads, kHeads);
+  const auto show = [](Problem& p, int64_t b) {
+    for (int64_t i = 0; i < kQueries; ++i) {
+      p.visible.span.emplace_back(b == 1 ? 70 : 0, kKeys - 9 * b - i);
+    }
+  };
+  all.p.visible.rows = kBatch;
+  for (int64_t b = 0; b < kBatch; ++b) show(all.p, b);
+  all.forward();
+  all.backward();
+  for (int64_t b = 0; b < kBatch; ++b) {
+    random_terms::PlainCall one(7, kQueries, kKeys, kDim, 1, kHeads, kHeads);
+    const auto of_row = [b](const Tensor& batch, const Tensor& row) {
+      return batch.data<float>() + b * row.view().numel();
+    };
+    const auto copy = [&](const Tensor& from, Tensor& to) {
+      std::copy_n(of_row(from, to), to.view().numel(), to.data<float>());
+    };
+    copy(all.q, one.q);
+    copy(all.k, one.k);
+    copy(all.v, one.v);
+    copy(all.dout, one.dout);
+    show(one.p, b);
+    one.forward();
+    one.backward();
+    const auto expect_same = [&](const Tensor& found, const Tensor& expected) {
+      for (int64_t n = 0; n < expected.view().numel(); ++n) {
+        ASSERT_EQ(of_row(found, expected)[n], expected.data<float>()[n]) << b << ", " << n;
+      }
+    };
+    expect_same(all.out, one.out);
+    expect_same(all.dq, one.dq);
+    expect_same(all.dk, one.dk);
+    expect_same(all.dv, one.dv);
+  }
 }
 
 }  // namespace
