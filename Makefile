@@ -33,7 +33,7 @@ test: build ## every check, in the order in which CI runs them; stops at the fir
 	@$(PY) -m pytest tests --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 test-full: export RELPOS_FULL = 1
-test-full: site-tools wheels test ## the same with five times the conformance cases, six times the random terms, five times the drawn cases of the GPU, torch as on other CPUs, the site in Chromium, the wheels, fuzzers for a minute each, threads under ThreadSanitizer, ARM, other Tritons, and MemorySanitizer
+test-full: site-tools wheels test ## the same with seven times the conformance cases, six times the random terms, all cases of the GPU and five times those that are drawn, torch as on other CPUs, the site in Chromium, the wheels, fuzzers for a minute each, threads under ThreadSanitizer, ARM, other Tritons, and MemorySanitizer
 	@$(PY) -m tests.peers.other_cpus
 	@scripts/fuzz.sh
 	@GTEST_FILTER='*Callers*:*Thread*:*Parallel*:*Pool*:*Cancel*:*Buffer*' scripts/sanitize.sh tsan

@@ -1,11 +1,13 @@
 """What the interpreter runs is collected where RELPOS_GPU=interpret is set, or a GPU is there."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from relpos.gpu.mode import INTERPRETS
 
+from tests import FULL
 from tests.gpu.quicker import quicken_the_interpreter
 
 COMPUTES = INTERPRETS or torch.cuda.is_available()
@@ -19,6 +21,20 @@ collect_ignore = [
 
 if INTERPRETS:
     quicken_the_interpreter()
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of the cases of a test the interpreter runs the first, the sixth and so on; all of them with
+    RELPOS_FULL."""
+    if not INTERPRETS or FULL:
+        return
+    chosen, left, seen = [], [], Counter()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        (left if seen[test] % 5 else chosen).append(item)
+        seen[test] += 1
+    items[:] = chosen
+    config.hook.pytest_deselected(items=left)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def test_chunks_of_queries_keep_it(garbage, monkeypatch):
     assert not judged(CASE)
     assert not judged(CASE | {"position": "layout#1+music_transformer#0", "queries": 20})
     for position in ("xlnet#0", "botnet#0+shaw#1"):
-        assert not judged(CASE | {"position": position, "queries": 20, "heads": (2, 1), "batch": 1})
+        assert not judged(CASE | {"position": position, "queries": 20, "heads": (2, 1)})
 
 
 @pytest.mark.parametrize("position", ["layout#1+xlnet#0"])

@@ -21,7 +21,6 @@ POSITIONS = ["", "t5#8", "bias_rpe#5", "alibi#0", "shaw#0", "relative_key#1", "d
 POSITIONS += ["inkling#0", "bias_rpe#2+shaw#0", "alibi#4+bias_rpe#1"]
 MASKS = ["", "causal", "window", "causal+window"]
 CASE = PLAIN | {"queries": 65, "keys": 81, "heads": (2, 1), "head_dim": 8, "value_dim": 8}
-CASE |= {"batch": 1}
 
 
 @triton.jit

@@ -72,7 +72,7 @@ def test_other_tiles_keep_it_too(dtype, garbage, monkeypatch):
     [
         {"position": "inkling#0+t5#0", "dropout": 0.3, "mask": "float", "dtype": "bfloat16"},
         {"position": "deberta#3", "offsets": "scattered", "mask": "range+float"},
-        {"position": "music_transformer#4+swin#1", "mask": "bool", "offsets": "zero", "batch": 1},
+        {"position": "music_transformer#4+swin#1", "mask": "bool", "offsets": "zero"},
         {"position": "inkling#2+attention_sink#1", "offsets": "ragged", "mask": "window"},
         {"position": "axial_deeplab#0", "dropout": 0.3, "mask": "window", "dtype": "float16"},
     ],

@@ -1,6 +1,6 @@
 """Every scheme and sum of schemes against its oracle, forward and backward.
 
-Cases come from `cases.py` (a pairwise cover and random draws, fixed seed; five times as many with
+Cases come from `cases.py` (a pairwise cover and random draws, fixed seed; more of them with
 RELPOS_FULL=1), run in one process per SIMD target, and are judged in `conformance_worker.py` by the
 promise about errors (`promise.py`, docs/accuracy.md).
 """
