@@ -114,7 +114,7 @@ bool is_divided(const Case& c) {
 // sees, dropout, softcaps, trained terms; on units, too.
 TEST(MaskOrder, IsTheSameAtAnyNumberOfThreads) {
   int kind = 0;
-  for_cases(kSanitized ? 8 : cases(32), drawn({2, 2, 3}), is_divided, [&](Case& c, uint64_t seed) {
+  for_cases(few_cases() ? 8 : cases(32), drawn({2, 2, 3}), is_divided, [&](Case& c, uint64_t seed) {
     const int of = ++kind % 16;
     const Shared shared{(of & 1) != 0, (of & 2) != 0, (of & 4) != 0, (of & 8) != 0};
     if (kind % 3 == 0) {
@@ -156,7 +156,7 @@ struct OfThePoll {};
 TEST(MaskOrder, EndsWithTheCall) {
   for (const int threads : {1, 2, 8}) {
     for (const int polls : {0, 1, 3, 10, 30}) {
-      if (kSanitized && (polls == 1 || polls == 10)) continue;
+      if (few_cases() && (polls == 1 || polls == 10)) continue;
       for (const bool throws : {false, true}) {
         SharedCall call(threads);
         int asked = 0;
