@@ -23,15 +23,17 @@ if INTERPRETS:
     quicken_the_interpreter()
 
 
+@pytest.hookimpl(trylast=True)  # of what -k has chosen
 def pytest_collection_modifyitems(config, items):
-    """Of the cases of a test the interpreter runs the first, the sixth and so on; all of them with
-    RELPOS_FULL."""
+    """Of the cases of a test of this folder the interpreter runs the first, the sixth and so on;
+    all of them with RELPOS_FULL."""
     if not INTERPRETS or FULL:
         return
     chosen, left, seen = [], [], Counter()
     for item in items:
         test = item.nodeid.partition("[")[0]
-        (left if seen[test] % 5 else chosen).append(item)
+        here = item.path.parent == Path(__file__).parent
+        (left if here and seen[test] % 5 else chosen).append(item)
         seen[test] += 1
     items[:] = chosen
     config.hook.pytest_deselected(items=left)
