@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lint.sh: clang-format, ruff and clang-tidy; with --fix, formats in place instead.
+# lint.sh: clang-format, ruff, stubtest and clang-tidy; with --fix, formats in place instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,9 +14,18 @@ clang-format --dry-run -Werror "${cpp[@]}"
 ruff check --quiet .
 ruff format --check --quiet .
 
+# The stubs that the build writes say what is there at run time. Again when the package or what they may leave
+# out is newer than the last clean pass.
+mkdir -p build/tidy
+stubs=(build/release/.installed pyproject.toml tests/docs/typing/allowed.txt)
+if [ -n "$(find "${stubs[@]}" -newer build/tidy/stubs.ok 2>/dev/null || echo all)" ]; then
+  env -u MYPYPATH -u PYTHONPATH python -m mypy.stubtest --concise --mypy-config-file=pyproject.toml \
+    --allowlist=tests/docs/typing/allowed.txt --ignore-unused-allowlist relpos
+  touch build/tidy/stubs.ok
+fi
+
 # A file is looked at again when it, a header or the checks are newer than its last clean pass.
 # Not the SIMD files: their templates take minutes, and clang has no copy of gcc's intrinsics here.
-mkdir -p build/tidy
 # How to compile each file by itself, for the build compiles many as one. Anew where .venv or the tree has moved.
 database=(cmake -S . -B build/tidy -G Ninja -DRELPOS_BUILD_TESTS=OFF)
 "${database[@]}" >build/tidy.log 2>&1 || "${database[@]}" --fresh >build/tidy.log 2>&1 ||

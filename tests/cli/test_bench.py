@@ -386,6 +386,7 @@ def test_program_runs_and_merges(tmp_path, monkeypatch, capfd):
     quick = ["--seconds", 0.01, "--wait", 0, "--out", out, "--case"]
     page = run_program(monkeypatch, capfd, *quick, "L 12, C++")
     assert "| call, B 1, H 1, L 12, C++ |" in page
+    monkeypatch.setattr(program, "measured_machine", lambda monitor: MACHINE)
     text = run_program(monkeypatch, capfd, *quick, "forward, D 32", "--merge", out, "--json")
     found = json.loads(text)
     assert found == json.loads(out.read_text())
@@ -396,6 +397,7 @@ def test_program_runs_and_merges(tmp_path, monkeypatch, capfd):
 def test_what_is_written_by_hand_stays_on_the_page(tmp_path, monkeypatch, capfd):
     docs, out = tmp_path / "benchmarks.md", tmp_path / "bench.json"
     monkeypatch.setattr(program, "DOCS", docs)
+    monkeypatch.setattr(program, "measured_machine", lambda monitor: MACHINE)
     docs.write_text(f"# Earlier\n\n{pages.KEPT}\n\n## Before and after\n")
     quick = ["--seconds", 0.01, "--wait", 0, "--out", out, "--case", "L 12, C++"]
     run_program(monkeypatch, capfd, *quick)

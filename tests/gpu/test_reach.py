@@ -4,8 +4,10 @@ caches, calls of other libraries, a model of transformers. test_process.py has r
 import pytest
 import relpos
 import torch
+from relpos.gpu.mode import INTERPRETS
 from torch.utils.checkpoint import checkpoint
-from transformers import T5Config, T5ForConditionalGeneration
+
+from tests import FULL
 
 HEADS, HEAD_DIM, LENGTH = 2, 8, 20
 
@@ -126,7 +128,10 @@ def test_calls_of_other_libraries():
 
 
 @pytest.mark.peers
+@pytest.mark.skipif(INTERPRETS and not FULL, reason="half a minute: with RELPOS_FULL=1")
 def test_a_model_of_transformers_is_fused_by_the_same_line(launched):
+    from transformers import T5Config, T5ForConditionalGeneration  # which takes seconds
+
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4}
     config = T5Config(vocab_size=50, decoder_start_token_id=0, dropout_rate=0.0, **sizes)
     model = T5ForConditionalGeneration(config)

@@ -6,7 +6,6 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import relpos
 import torch
 import transformers
 
@@ -120,12 +119,6 @@ def _errors(found, exact):
         if scales[name]
     }
     return errors | {RESULT: ((out - wanted).abs().max() / wanted.abs().max()).item()}
-
-
-def pair(family, **more):
-    """A model, and a fused copy of it."""
-    model = family.make(**more)
-    return model, relpos.hf.fuse(copy.deepcopy(model))
 
 
 def draw(*shape):

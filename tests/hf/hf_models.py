@@ -176,9 +176,24 @@ OTHERS = {
 }
 
 
-def pair(family: str | Family, **more) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """A model, and a linearized copy of it."""
-    model = (FAMILIES[family] if isinstance(family, str) else family).make(**more)
+_PAIRS: dict[tuple, tuple] = {}
+
+
+def pair(family, **more) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """A model, and a fused copy of it: made once, and copied for each test.
+
+    family: a name of FAMILIES, or what has a method make, which more is given to.
+    """
+    family = FAMILIES[family] if isinstance(family, str) else family
+    key = id(family), repr(sorted(more.items()))
+    if key not in _PAIRS:
+        _PAIRS[key] = *new_pair(family, **more), family  # kept, so that its id stays its own
+    return copy.deepcopy(_PAIRS[key][:2])
+
+
+def new_pair(family, **more) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """A pair of classes as they are now, for tests that change them."""
+    model = family.make(**more)
     return model, relpos.hf.fuse(copy.deepcopy(model))
 
 

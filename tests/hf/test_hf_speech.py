@@ -4,8 +4,8 @@ import pytest
 import relpos
 import torch
 
-from tests.hf.encoder_models import compared, outputs, pair
-from tests.hf.hf_models import same, same_generation, states
+from tests.hf.encoder_models import compared, outputs
+from tests.hf.hf_models import pair, same, same_generation, states
 from tests.hf.speech_models import SPEECH
 from tests.hf.test_hf_models import Largest
 
@@ -154,6 +154,7 @@ def test_checkpoints_of_wavlm():
 @pytest.mark.peers
 @pytest.mark.parametrize("name", ["w2v-BERT 2.0", "Parakeet", "SpeechT5"])
 def test_one_graph(name):
+    torch._dynamo.reset()
     family = SPEECH[name]
     _, model = pair(family)
     given = family.given(35, "padded")

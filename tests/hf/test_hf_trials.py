@@ -17,8 +17,8 @@ from tests.hf.hf_models import (
     FAMILIES,
     Family,
     inputs,
+    new_pair,
     outputs,
-    pair,
     same,
     same_generation,
     same_outputs,
@@ -147,7 +147,7 @@ def test_linearize_does_not_depend_on_the_caller_s_modes():
 def compare(name, length, **options):
     """A model and its linearized copy agree, with caches and without; the copy."""
     family = FAMILIES[name]
-    model, fused = pair(name, **options)
+    model, fused = new_pair(family, **options)
     for mask in ("none", "ones" if "window" in name else "padded"):
         same_outputs(family, fused, model, inputs(family, length, mask=mask))
     if family.kind == "decoder":
@@ -284,7 +284,7 @@ def test_a_layer_that_computes_with_its_mask_gets_the_matrix(monkeypatch):
 
     monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "forward", forward)
     family = FAMILIES["Llama"]
-    model, fused = pair("Llama")
+    model, fused = new_pair(family)
     assert states(fused) == {"fused"}
     same_outputs(family, fused, model)
 
@@ -373,7 +373,7 @@ COMPOSITES = {
 
 @pytest.mark.parametrize("name", COMPOSITES)
 def test_models_of_images_and_text(name):
-    model, fused = pair(COMPOSITES[name])
+    model, fused = new_pair(COMPOSITES[name])
     found = {layer.kind: layer.state for layer in relpos.hf.report(fused).layers}
     assert found["SiglipAttention"] == "attention"
     assert "fused" in found.values()

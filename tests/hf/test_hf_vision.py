@@ -9,8 +9,8 @@ import torch
 from relpos.hf import _adapter
 from relpos.hf.adapters import swin
 
-from tests.hf.encoder_models import compared, outputs, pair
-from tests.hf.hf_models import same, states
+from tests.hf.encoder_models import compared, outputs
+from tests.hf.hf_models import pair, same, states
 from tests.hf.test_hf_models import Largest
 from tests.hf.vision_models import VISION, draw
 from tests.support.near import close_to_largest
@@ -198,6 +198,7 @@ def test_another_attention_of_the_same_name_stays(deviates):
 @pytest.mark.parametrize("name", ["Swin", "BEiT"])
 def test_one_graph(name):
     """A mask of shifted windows stays one of numbers in a graph, which cannot ask for regions."""
+    torch._dynamo.reset()
     family = VISION[name]
     _, model = pair(family)
     given = family.given(0, "none")

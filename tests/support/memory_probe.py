@@ -93,7 +93,7 @@ if __name__ == "__main__":
     wanted = [word.split(",") for word in sys.argv[1:]]
     # Children share the import of torch, not that of relpos, which makes threads anew after a fork.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch"])
+    context.set_forkserver_preload(["tests.support.preloaded"])
     with context.Pool(1, maxtasksperchild=1) as pool:
         tasks = [(name, int(sequence), int(length)) for name, sequence, length in wanted]
         print(json.dumps(pool.starmap(measure, tasks, chunksize=1)))

@@ -54,7 +54,7 @@ class Ranks:
         self.size, self.seconds, self.closed = size, seconds, False
         store = os.path.join(folder, f"store{size}")
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed.tensor"])  # and torch, which takes long
+        context.set_forkserver_preload(["torch.distributed.tensor", "tests.support.preloaded"])
         self.pipes, self.processes = [], []
         for rank in range(size):
             here, there = context.Pipe()

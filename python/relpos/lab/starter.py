@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import json
 import os
 import sys
@@ -58,6 +59,7 @@ def main(run: Path) -> None:
     os.dup2(2, 1)
     sys.stdout = sys.stderr  # what positions of one's own print
     forks = sys.platform != "darwin"
+    gc.freeze()  # what is imported: a collection in a job would copy its 60 MB page by page
     for line in sys.stdin:
         process = os.fork() if forks else 0
         if process == 0:
