@@ -1,5 +1,6 @@
 """The same bits on every run at any thread count: forward, backward, table gradients, dropout."""
 
+import functools
 import hashlib
 import itertools
 import os
@@ -89,10 +90,15 @@ DROPPING = {
         *[x[0].transpose(0, 1)] * 3, torch.tensor([0, 7, 40]), dropout_p=p
     ),
     "MultiheadAttention": lambda x, p: dropping_module(p)(*[x.transpose(1, 2).flatten(2)] * 3)[0],
-    "compiled": torch.compile(
-        lambda x, p: relpos.attention(x, x, x, dropout_p=p), fullgraph=True, backend="aot_eager"
-    ),
+    "compiled": lambda x, p: compiled()(x, p),
 }
+
+
+@functools.cache
+def compiled():  # by what takes seconds to import
+    return torch.compile(
+        lambda x, p: relpos.attention(x, x, x, dropout_p=p), fullgraph=True, backend="aot_eager"
+    )
 
 
 def dropping_module(p):

@@ -170,7 +170,7 @@ TEST(Edges, CellsOfWideRowTablesSlide) {
     const ClassMap& map = maps[n];
     for (const int64_t queries : {1, 12, 100}) {  // one row of keys after the other, packed, blocks
       for (const bool causal : {true, false}) {   // or a band
-        if (random_terms::few_cases() && causal == (n == 1)) continue;
+        if (random_terms::few_cases() && (causal == (n == 1) || queries == 12)) continue;
         SCOPED_TRACE(testing::Message() << n << ", " << queries << ", " << causal);
         Wide a(queries, map, causal ? Wide::kKeys : 900, n != 0, causal == (n == 1));
         expect_near(a.results(fast_forward), a.results(reference_forward), 1e-5);

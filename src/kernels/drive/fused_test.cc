@@ -85,7 +85,7 @@ void retype_mask(Case& c, uint64_t seed) {
 
 TEST(Terms, FusedEqualsReference) {
   int unfused = 0;
-  for_cases(cases(250), drawn(), any, [&](Case& c, uint64_t seed) {
+  for_cases(cases(160), drawn(), any, [&](Case& c, uint64_t seed) {
     if (!on_fused_path(c)) {  // a decaying rotation at explicit positions
       ++unfused;
       return;
@@ -93,7 +93,7 @@ TEST(Terms, FusedEqualsReference) {
     retype_mask(c, seed);
     expect_the_reference(c, seed, compared(seed));
   });
-  EXPECT_LT(10 * unfused, cases(250));
+  EXPECT_LT(10 * unfused, cases(160));
 }
 
 // Leaves NaN in free memory of every size, for whoever reads what it has not written.
@@ -116,7 +116,7 @@ TEST(Terms, BitsDoNotDependOnWhatMemoryHeld) {
 
 // Few queries whose keys are divided among tasks.
 TEST(Terms, ManyKeysEqualReference) {
-  for_cases(cases(12), drawn({1, 20}), on_fused_path,
+  for_cases(cases(8), drawn({1, 20}), on_fused_path,
             [](const Case& c, uint64_t seed) { expect_the_reference(c, seed); });
 }
 

@@ -46,7 +46,7 @@ Case gated_case(uint64_t seed) {
 TEST(GatedBiases, EqualTheReferenceOnEveryTarget) {
   for (const Kernels& kernels : usable_kernels()) {
     SCOPED_TRACE(kernels.name);
-    for_cases(cases(40), gated_case, on_fused_path, [&](Case& c, uint64_t seed) {
+    for_cases(cases(30), gated_case, on_fused_path, [&](Case& c, uint64_t seed) {
       c.p.kernels = &kernels;
       expect_the_reference(std::move(c), seed);
     });
