@@ -91,7 +91,7 @@ wheels: build ## wheels for Linux on x86-64 and ARM in dist/, by clang for every
 format: build ## format C++ and Python in place
 	@scripts/lint.sh --fix
 
-lint: build ## clang-format, ruff, clang-tidy
+lint: build ## clang-format, ruff, stubtest, clang-tidy
 	@scripts/lint.sh
 
 clean: ## remove what was built; .venv stays

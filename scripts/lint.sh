@@ -18,10 +18,10 @@ ruff format --check --quiet .
 # out is newer than the last clean pass.
 mkdir -p build/tidy
 stubs=(build/release/.installed pyproject.toml tests/docs/typing/allowed.txt)
-if [ -n "$(find "${stubs[@]}" -newer build/tidy/stubs.ok 2>/dev/null || echo all)" ]; then
+if [ -n "$(find "${stubs[@]}" -newer build/tidy/stubs.passed 2>/dev/null || echo all)" ]; then
   env -u MYPYPATH -u PYTHONPATH python -m mypy.stubtest --concise --mypy-config-file=pyproject.toml \
     --allowlist=tests/docs/typing/allowed.txt --ignore-unused-allowlist relpos
-  touch build/tidy/stubs.ok
+  touch build/tidy/stubs.passed
 fi
 
 # A file is looked at again when it, a header or the checks are newer than its last clean pass.

@@ -83,7 +83,7 @@ from relpos import _core
 def seconds_to_end(call):
     sent = []
     def send():
-        time.sleep(0.5)
+        time.sleep(0.25)
         sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
     threading.Thread(target=send).start()

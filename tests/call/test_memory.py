@@ -17,7 +17,7 @@ SLACK = 4 << 20  # allocator arenas, thread stacks, page rounding
 SINGLE = {(name, 0): lengths for name, lengths in LENGTHS.items()}
 PACKED = {("t5", 128): LENGTHS["t5"][1:]}
 OWN = {(name, 0): [256, 8192] for name in ("Kerple", "Network")}
-COMPOSED = {("self_extend", 0): [8192 if FULL else 4096], ("cope", 0): [4096 if FULL else 2048]}
+COMPOSED = {("self_extend", 0): [8192 if FULL else 4096], ("cope", 0): [4096]}
 AS_QUERIES = {"self_extend": 20, "cope": 40}  # tensors; 14 to 16 and 25 to 30 were seen
 
 

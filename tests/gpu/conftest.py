@@ -25,7 +25,7 @@ if INTERPRETS:
 
 @pytest.hookimpl(trylast=True)  # of what -k has chosen
 def pytest_collection_modifyitems(config, items):
-    """Of the cases of a test of this folder the interpreter runs the first, the ninth and so on;
+    """Of the cases of a test of this folder the interpreter runs the first, the eighth and so on;
     all of them with RELPOS_FULL."""
     if not INTERPRETS or FULL:
         return
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         test = item.nodeid.partition("[")[0]
         here = item.path.parent == Path(__file__).parent
-        (left if here and seen[test] % 8 else chosen).append(item)
+        (left if here and seen[test] % 7 else chosen).append(item)
         seen[test] += 1
     items[:] = chosen
     config.hook.pytest_deselected(items=left)

@@ -131,8 +131,9 @@ def test_nothing_of_lq_times_lk_is_built(name):
     length = 768
     given = inputs(family, length)
     for linear in (True, False) if name in ("T5", "Llama", "BLOOM") else (True,):
+        model = pair(family)[linear]
         with Largest() as largest:
-            outputs(family, pair(family)[linear], given)
+            outputs(family, model, given)
         # On its page UDOP has a byte for each pair of a row, in place of a number for each head.
         most = length * length // 2 + (name == "UDOP")
         assert (largest.elements < most) == linear

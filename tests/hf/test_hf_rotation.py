@@ -15,6 +15,7 @@ from tests.hf.hf_models import (
     FLOAT32_MODEL,
     Family,
     inputs,
+    new_pair,
     outputs,
     pair,
     same,
@@ -70,7 +71,7 @@ def test_tables_are_those_of_every_argument():
 def test_a_class_is_fused_where_the_kernel_can_rotate(kind):
     options, expected, reason = ROTATIONS[kind]
     family = Family(f"{kind}ForCausalLM", FAMILIES["Llama"].options | options, "decoder")
-    model, fused = pair(family)
+    model, fused = new_pair(family)
     same_outputs(family, fused, model)
     layers = relpos.hf.report(fused).layers
     assert [layer.state for layer in layers] == expected
@@ -117,7 +118,7 @@ def test_layers_without_rotation_and_with_temperature(name, mask):
     kind = name.split(",")[0]
     options = FAMILIES["Llama"].options | options
     family = Family(f"{kind}ForCausalLM", options, "decoder", config)
-    model, fused = pair(family)
+    model, fused = new_pair(family)
     found = [layer.state for layer in relpos.hf.report(fused).layers]
     assert found == ["fused", "fused" if kind == "Ministral3" else "attention"]
 
