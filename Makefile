@@ -1,7 +1,7 @@
 PY := .venv/bin/python
 export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
-# Each process of the tests would compile all that it imports of them again.
+# Where it is set, each process of the tests compiles all that it imports of them again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help build site-tools demo test test-full test-arm test-tsan test-msan fuzz mutants coverage sbom accuracy parity bench gpu-check bench-gpu hub docs wheels format lint clean
@@ -35,7 +35,7 @@ test: build ## every check, in the order in which CI runs them; stops at the fir
 	@$(PY) -m pytest tests --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 test-full: export RELPOS_FULL = 1
-test-full: site-tools wheels test ## the same with ten times the conformance cases, six times the random terms, all cases of the GPU and five times those that are drawn, torch as on other CPUs, the site in Chromium, the wheels, fuzzers for a minute each, threads under ThreadSanitizer, ARM, other Tritons, and MemorySanitizer
+test-full: site-tools wheels test ## the same with seven times the conformance cases, six times the random terms, all cases of the GPU and five times those that are drawn, torch as on other CPUs, the site in Chromium, the wheels, fuzzers for a minute each, threads under ThreadSanitizer, ARM, other Tritons, and MemorySanitizer
 	@$(PY) -m tests.peers.other_cpus
 	@scripts/fuzz.sh
 	@GTEST_FILTER='*Callers*:*Thread*:*Parallel*:*Pool*:*Cancel*:*Buffer*' scripts/sanitize.sh tsan

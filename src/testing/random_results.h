@@ -101,7 +101,7 @@ inline Results run_fused(const Case& c) {
   return r;
 }
 
-// With RELPOS_FEW=1 (scripts/sanitize.sh) tests that go through many sizes leave some out, too.
+// With RELPOS_FEW=1 (scripts/sanitize.sh, arm.sh) tests that go through many sizes leave some out, too.
 inline bool few_cases() { return std::getenv("RELPOS_FEW") != nullptr; }
 
 // So many, and 6 times as many with RELPOS_FULL=1; an eighth with RELPOS_FEW=1.

@@ -217,7 +217,8 @@ def test_reduce_position():
 
 @pytest.mark.parametrize("size", SIZES)
 def test_ulysses(size):
-    """Heads dealt over the ranks, with the position's parameters of all of them."""
+    """Heads dealt over the ranks, with the position's parameters of all of them. Each scheme once;
+    with RELPOS_FULL each of its configurations on both sizes."""
     heads = 2 * size
     for n, (name, number) in enumerate(CONFIGURATIONS):
         if configs_of(name, 4, 8, 6)[number].get("kv_heads"):

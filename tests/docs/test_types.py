@@ -14,10 +14,10 @@ from tests import ROOT
 TYPED = ROOT / "tests/docs/typing"
 
 
-def mypy(tool, *arguments):
+def mypy(*arguments):
     environment = {k: v for k, v in os.environ.items() if k not in ("MYPYPATH", "PYTHONPATH")}
     return subprocess.run(
-        [sys.executable, "-m", tool, *arguments],
+        [sys.executable, "-m", "mypy", *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -32,7 +32,7 @@ def test_right_calls_pass_and_wrong_ones_do_not():
         if "  # " in line
     }
     assert len(wanted) > 10
-    ran = mypy("mypy", "--no-error-summary", TYPED / "good.py", TYPED / "bad.py")
+    ran = mypy("--no-error-summary", TYPED / "good.py", TYPED / "bad.py")
     found = re.findall(r"^.*?(\w+\.py):(\d+): error: .*\[([\w-]+)\]$", ran.stdout, re.M)
     found = {(file, int(line), code) for file, line, code in found}
     assert found == wanted, ran.stdout + ran.stderr

@@ -26,7 +26,8 @@ if INTERPRETS:
 @pytest.hookimpl(trylast=True)  # of what -k has chosen
 def pytest_collection_modifyitems(config, items):
     """Of the cases of a test of this folder the interpreter runs the first, the eighth and so on;
-    all of them with RELPOS_FULL."""
+    all of them with RELPOS_FULL. Parameters have two to six values: a number of cases that has one
+    of these as a factor would meet the same value each time."""
     if not INTERPRETS or FULL:
         return
     chosen, left, seen = [], [], Counter()

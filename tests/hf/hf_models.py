@@ -180,9 +180,10 @@ _PAIRS: dict[tuple, tuple] = {}
 
 
 def pair(family, **more) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """A model, and a fused copy of it: made once, and copied for each test.
+    """A model, and a fused copy of it: made once, and copied for each test that leaves the classes
+    of transformers as they are; the others call new_pair.
 
-    family: a name of FAMILIES, or what has a method make, which more is given to.
+    family: a name of FAMILIES, or an object whose make(**more) gives a model.
     """
     family = FAMILIES[family] if isinstance(family, str) else family
     key = id(family), repr(sorted(more.items()))
@@ -192,7 +193,7 @@ def pair(family, **more) -> tuple[torch.nn.Module, torch.nn.Module]:
 
 
 def new_pair(family, **more) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """A pair of classes as they are now, for tests that change them."""
+    """A model, and a fused copy of it, made now."""
     model = family.make(**more)
     return model, relpos.hf.fuse(copy.deepcopy(model))
 

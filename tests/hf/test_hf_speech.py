@@ -30,7 +30,7 @@ def test_nothing_of_lq_times_lk_is_built(name):
     """Beside Parakeet's own mask of bools, how Nemotron's is made of int64, and what Phi-4 adds to
     the scores where chunks differ; beyond 500 tokens its own code fails."""
     family, length = SPEECH[name], 400 if "Phi-4" in name else 1000
-    model = relpos.hf.fuse(family.make())
+    _, model = pair(family)
     with Largest() as largest:
         outputs(family, model, family.given(length, "padded"))
     own = 2.1 if "streaming" in name or "chunks" in name else 1.0

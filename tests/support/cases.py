@@ -13,7 +13,7 @@ from tests import FULL
 from tests.support.oracle import configs_of, exclusive, oracle_of, registry
 
 SEED = 20261121
-DRAWN = 1_500  # cases in all: the cover, then random draws up to here
+DRAWN = 2_000  # cases in all: the cover, then random draws up to here
 SWEEP = 15_000  # with RELPOS_FULL=1
 LENGTHS = [0, 1, 2, 3, 5, 7, 16, 17, 31, 40, 63, 64, 65, 127, 128, 129, 130]
 HEAD_SIZES = [1, 2, 3, 4, 8, 15, 16, 33, 64, 65, 96, 128, 130]
