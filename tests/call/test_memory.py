@@ -73,9 +73,10 @@ def test_formula_and_peak_are_linear(measured, what):
 
 @pytest.mark.parametrize("what", PACKED)
 def test_packed_sequences_are_linear_too(measured, what):
-    half, whole = (found["peak"] for found in measured[what].values())
-    assert whole <= 2.2 * half + SLACK, (half, whole)
-    assert whole < max(PACKED[what]) ** 2, whole
+    half, whole = measured[what].values()
+    least = max(half["peak"], half["formula"])  # both runs may have lost a part of the peak
+    assert whole["peak"] <= 2.2 * least + SLACK, (half, whole)
+    assert whole["peak"] < max(PACKED[what]) ** 2, whole
 
 
 @pytest.mark.parametrize("what", OWN)
