@@ -20,9 +20,10 @@ cmake -G Ninja -S . -B "$build" -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake -DREL
   >"$build/cmake.log" 2>&1 || { cat "$build/cmake.log"; exit 1; }
 nice -n "${NICE:-5}" cmake --build "$build" --parallel "${JOBS:-2}" --target relpos_tests relpos_tool
 
-say "selftest"
-"${qemu[@]}" "$build/relpos" selftest >"$build/selftest.log" 2>&1 || { failed+=(selftest); cat "$build/selftest.log"; }
-tail -1 "$build/selftest.log"
+say "selftest, beside the rest"
+"${qemu[@]}" "$build/relpos" selftest >"$build/selftest.log" 2>&1 &
+selftest=$!
+trap 'kill "$selftest" 2>/dev/null || true' EXIT
 say "registers of the kernels; a wheel"
 RELPOS_ARM=1 python -m pytest -q -rs tests/call/test_disassembly.py tests/call/test_arm_wheel.py || failed+=(pytest)
 
@@ -38,6 +39,8 @@ results=$build/results
 rm -rf "$results"
 RESULTS=$results GTEST_FILTER="*-$(paste -sd: <<<"$out")" nice -n "${NICE:-5}" \
   scripts/shards.sh "${qemu[@]}" "$tests" || failed+=("C++ tests")
+wait "$selftest" || { failed+=(selftest); cat "$build/selftest.log"; }
+tail -1 "$build/selftest.log"
 
 read -r run skipped bad < <(python - "$results" <<'EOF'
 import pathlib

@@ -45,7 +45,7 @@ void check_int64(const TensorView& view, const char* name) {
   }
 }
 
-// [L] or [B, L] int64 -> rows of values.
+// [L] or [B, L] int64 -> rows of values; one of zeros where there is no batch row, for a first one is read.
 std::vector<int64_t> read_rows(const TensorView& view, int64_t batch, int64_t length,
                                const char* name, int64_t& rows) {
   check_int64(view, name);
@@ -54,14 +54,15 @@ std::vector<int64_t> read_rows(const TensorView& view, int64_t batch, int64_t le
       (view.rank == 1 && view.shape[0] == length) ||
           (batched && view.shape[1] == length && (view.shape[0] == batch || view.shape[0] == 1)),
       name, ": expected int64 [", length, "] or [", batch, ", ", length, "], got ", Shape{view});
-  rows = batched ? view.shape[0] : 1;
-  std::vector<int64_t> values;
-  values.reserve(static_cast<size_t>(rows * length));
+  const int64_t given = batched ? view.shape[0] : 1;
+  rows = std::max<int64_t>(given, 1);
+  std::vector<int64_t> values(static_cast<size_t>(rows * length));
   CancelTicks tick;
-  for (int64_t b = 0; b < rows; ++b) {
+  for (int64_t b = 0; b < given; ++b) {
     for (int64_t i = 0; i < length; ++i) {
       tick();
-      values.push_back(view.load_int(batched ? view.offset({b, i}) : view.offset({i})));
+      values[static_cast<size_t>(b * length + i)] =
+          view.load_int(batched ? view.offset({b, i}) : view.offset({i}));
     }
   }
   return values;

@@ -68,9 +68,14 @@ SIZES = [(0, 3, 4), (2, 0, 4), (2, 3, 0), (2, 0, 0)]
 @pytest.mark.parametrize("causal", [False, True])
 def test_empty_tensors(name, causal):
     module, _ = position(name)
-    for batch, queries, keys in SIZES:
+    for (batch, queries, keys), by_row in itertools.product(SIZES, [False, True]):
         q, k, v, dout = tensors(batch=batch, queries=queries, keys=keys)
         call = {"q_offset": 0, "is_causal": causal}
+        if by_row:
+            rows = [torch.zeros(batch, n, dtype=torch.int64) for n in (queries, keys)]
+            ranges = torch.zeros(queries, dtype=torch.int64), torch.full_like(rows[0], keys)
+            placed = {"q_positions": rows[0], "k_positions": rows[1], "key_range": ranges}
+            call = placed | {"is_causal": causal}
         out, lse, dq, dk, dv, *tables = step(q, k, v, dout, module, **call)
         assert out.shape == dout.shape
         assert lse.shape == dout.shape[:3]

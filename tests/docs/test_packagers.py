@@ -37,7 +37,7 @@ build_type=Release
 highway/1.2.0
 nlohmann_json/3.11.3
 [conf]
-tools.cmake.cmaketoolchain:extra_variables={'RELPOS_ONE_TARGET': 'ON', 'RELPOS_QUICK': 'ON'}
+tools.cmake.cmaketoolchain:extra_variables={'RELPOS_ONE_TARGET': 'ON', 'RELPOS_QUICK': 'ON', 'CMAKE_CXX_FLAGS_RELEASE': '-O1 -DNDEBUG'}
 """
 
 

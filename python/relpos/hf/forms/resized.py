@@ -35,10 +35,11 @@ def _sized(call: Call, old: int, length: int) -> Call:
     def change(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        for axis in range(leaf.dim()):
-            last = axis == leaf.dim() - 1
-            if leaf.shape[axis] == old and not (last and leaf.dim() == 3 and leaf.shape[1] == old):
-                leaf = leaf.index_select(axis, at)
+        axes = [axis for axis, size in enumerate(leaf.shape) if size == old]
+        if leaf.dim() == 3 and leaf.shape[1] == old:  # states, whose width may be as their length
+            axes = [axis for axis in axes if axis < 2]
+        for axis in reversed(axes):  # the last first: of a mask all other rows are copied whole
+            leaf = leaf.index_select(axis, at)
         return leaf
 
     args, kwargs = (mapped(change, each) for each in (call.args, call.kwargs))
