@@ -24,7 +24,12 @@ PORT = ROOT / "packaging/vcpkg/relpos"
 CONAN = "conan==2.34.0"
 CIBUILDWHEEL = "4.3.5"
 full = pytest.mark.skipif(not FULL, reason="RELPOS_FULL=1")
-PROFILE = """
+QUICK = {
+    "RELPOS_ONE_TARGET": "ON",
+    "RELPOS_QUICK": "ON",
+    "CMAKE_CXX_FLAGS_RELEASE": "-O1 -DNDEBUG",
+}
+PROFILE = f"""
 [settings]
 os=Linux
 arch=x86_64
@@ -37,7 +42,7 @@ build_type=Release
 highway/1.2.0
 nlohmann_json/3.11.3
 [conf]
-tools.cmake.cmaketoolchain:extra_variables={'RELPOS_ONE_TARGET': 'ON', 'RELPOS_QUICK': 'ON', 'CMAKE_CXX_FLAGS_RELEASE': '-O1 -DNDEBUG'}
+tools.cmake.cmaketoolchain:extra_variables={QUICK}
 """
 
 
