@@ -7,7 +7,9 @@ import sys
 import pytest
 import relpos
 import torch
+from relpos.hf._passes import Call
 from relpos.hf.forms import turn
+from relpos.hf.forms.resized import resized
 
 from tests import FULL
 from tests.hf.hf_models import (
@@ -230,3 +232,13 @@ def test_a_model_of_meta_tensors(name, inside):
         for key, value in vars(part).items():
             assert not (isinstance(value, torch.Tensor) and value.is_meta), key
     same(*(outputs(family, each, inputs(family))[0] for each in (fused, model)))
+
+
+@pytest.mark.parametrize("width", [4, 6])
+def test_a_call_with_other_lengths(width):
+    """Tokens and both axes of a mask go round; the width stays, also where it is the length."""
+    states, mask = torch.randn(1, 4, width), torch.randn(1, 1, 4, 4)
+    for made, length in zip(resized(Call((states,), {"mask": mask}), (9, 3)), (9, 3), strict=True):
+        at = torch.arange(length) % 4
+        assert made.args[0].shape == (1, length, width)
+        assert torch.equal(made.kwargs["mask"], mask[:, :, at[:, None], at])

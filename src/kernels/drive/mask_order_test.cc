@@ -96,7 +96,8 @@ void expect_sums_in_order(Case& c, const std::string& note) {
   Results want = run_fused(own);
   want.mask = summed(c, want);
   want.mask_rows.clear();
-  for (const int threads : {1, 2, 5, 8}) {
+  const std::vector<int> all = few_cases() ? std::vector{2, 8} : std::vector{1, 2, 5, 8};
+  for (const int threads : all) {
     c.p.threads = threads;
     const Results got = run_fused(c);
     expect_same(got, want, note + ", threads " + std::to_string(threads));
