@@ -54,11 +54,10 @@ std::vector<int64_t> read_rows(const TensorView& view, int64_t batch, int64_t le
       (view.rank == 1 && view.shape[0] == length) ||
           (batched && view.shape[1] == length && (view.shape[0] == batch || view.shape[0] == 1)),
       name, ": expected int64 [", length, "] or [", batch, ", ", length, "], got ", Shape{view});
-  const int64_t given = batched ? view.shape[0] : 1;
-  rows = std::max<int64_t>(given, 1);
+  rows = batched ? std::max<int64_t>(view.shape[0], 1) : 1;
   std::vector<int64_t> values(static_cast<size_t>(rows * length));
   CancelTicks tick;
-  for (int64_t b = 0; b < given; ++b) {
+  for (int64_t b = 0; b < rows && view.numel() > 0; ++b) {
     for (int64_t i = 0; i < length; ++i) {
       tick();
       values[static_cast<size_t>(b * length + i)] =
