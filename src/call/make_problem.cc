@@ -233,10 +233,10 @@ void read_padding(Problem& problem, const TensorView& padding) {
 
 // The heads of the call among those that the position has.
 HeadSlice read_heads(int64_t own, const Options& options) {
-  const HeadSlice heads{options.first_head, own, options.all_heads == 0 ? own : options.all_heads};
-  check_value(heads.first >= 0 && heads.first <= heads.all - own, "first_head: expected the ", own,
-              " heads of query from it on among all ", heads.all, ", got ", heads.first);
-  return heads;
+  const int64_t all = options.all_heads == 0 ? own : options.all_heads, first = options.first_head;
+  check_value(all >= own && first >= 0 && first <= all - own, "first_head: expected the ", own,
+              " heads of query from it on among all ", all, ", got ", first);
+  return {first, own, all};
 }
 
 void read_dropout(Problem& problem, const Options& options) {

@@ -96,6 +96,7 @@ TEST(CallRefusals, OfShapesAndOptions) {
       {[](Call& c) { c.options.scale = HUGE_VAL; }, "scale: expected"},
       {[](Call& c) { c.options.softcap = 1e-31; }, "softcap: expected"},
       {[](Call& c) { c.options.first_head = 1; }, "first_head: expected"},
+      {[](Call& c) { c.options.all_heads = INT64_MIN; }, "first_head: expected the 2 heads"},
       {[](Call& c) {
          c.options.tile_mask.ranges = c.made(DType::kInt64, {1, 1, 1, 2});
          c.options.tile_mask.ranges.store(1, 2);
