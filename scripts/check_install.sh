@@ -75,15 +75,16 @@ foreach(forced CMAKE_BUILD_TYPE CMAKE_CXX_STANDARD CMAKE_CXX_VISIBILITY_PRESET C
 endforeach()
 EOF
 "$cmake" -S "$out/source" -B "$out/parent" >"$out/log" 2>&1 || { cat "$out/log"; exit 1; }
+parent=$out/parent
 if [ -n "${RELPOS_FULL:-}" ]; then
+  parent=build/parent/build
   mkdir -p build/parent
   cp -r "$out/source" build/parent/
-  "$cmake" -S build/parent/source -B build/parent/build -G Ninja -DRELPOS_ONE_TARGET=ON >"$out/log" 2>&1 &&
-    "$cmake" --build build/parent/build --parallel "$jobs" >"$out/log" 2>&1 || { cat "$out/log"; exit 1; }
-  build/parent/build/relpos_example
-  DESTDIR=$out/nothing "$cmake" --install build/parent/build >"$out/log" 2>&1 || { cat "$out/log"; exit 1; }
+  "$cmake" -S build/parent/source -B "$parent" -G Ninja -DRELPOS_ONE_TARGET=ON >"$out/log" 2>&1 &&
+    "$cmake" --build "$parent" --parallel "$jobs" >"$out/log" 2>&1 || { cat "$out/log"; exit 1; }
+  "$parent/relpos_example"
 fi
-DESTDIR=$out/nothing "$cmake" --install "$out/parent" >"$out/log" 2>&1 || { cat "$out/log"; exit 1; }
+DESTDIR=$out/nothing "$cmake" --install "$parent" >"$out/log" 2>&1 || { cat "$out/log"; exit 1; }
 if [ -e "$out/nothing" ]; then
   echo "relpos installs into the project that takes it:" && cat "$out/log" && exit 1
 fi

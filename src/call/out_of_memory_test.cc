@@ -112,8 +112,8 @@ std::vector<Case> cases() {
   return all;
 }
 
-// Each entry meets every third position of those that it takes, the next entry others; with RELPOS_FULL=1 all, where
-// cases are few one.
+// Each entry meets every third position of those that it takes, the next entry others; all with RELPOS_FULL=1, and
+// one where cases are few.
 TEST_F(OutOfMemory, OfEveryEntry) {
   const std::vector<Case> all = cases();
   const bool all_positions = std::getenv("RELPOS_FULL") != nullptr;

@@ -255,17 +255,21 @@ def within_float32(ours, model, errors_of):
     code, if that is more: of eight models, the weights of seven of which are a unit in the last
     place away or less. One alone may come near by chance where a gradient cancels: for a scale of
     Swin V2 they were 2e-6 to 4e-5."""
-    models = [model] if max(ours.values(), default=0.0) > FLOAT32_MODEL / 2 else []
-    for seed in range(7 * len(models)):
-        draw = torch.Generator().manual_seed(seed)
-        models.append(copy.deepcopy(model))
-        with torch.no_grad():
-            for parameter in models[-1].parameters():
-                units = torch.rand(parameter.shape, generator=draw) - 0.5
-                parameter.mul_(1 + units * 2**-23)
-    theirs = [errors_of(each) for each in models]
+    theirs = []
+    if max(ours.values(), default=0.0) > FLOAT32_MODEL / 2:
+        theirs = [errors_of(each) for each in (model, *(_near(model, seed) for seed in range(7)))]
     for what, error in ours.items():
         within(error, max([FLOAT32_MODEL, *(4 * each[what] for each in theirs)]), what)
+
+
+def _near(model, seed):
+    """A copy with other roundings: of weights a unit in the last place away or less."""
+    draw, moved = torch.Generator().manual_seed(seed), copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in moved.parameters():
+            units = torch.rand(parameter.shape, generator=draw) - 0.5
+            parameter.mul_(1 + units * 2**-23)
+    return moved
 
 
 def same_outputs(family, ours, theirs, given=None):

@@ -237,8 +237,11 @@ def test_a_model_of_meta_tensors(name, inside):
 @pytest.mark.parametrize("width", [4, 6])
 def test_a_call_with_other_lengths(width):
     """Tokens and both axes of a mask go round; the width stays, also where it is the length."""
-    states, mask = torch.randn(1, 4, width), torch.randn(1, 1, 4, 4)
-    for made, length in zip(resized(Call((states,), {"mask": mask}), (9, 3)), (9, 3), strict=True):
+    states, masks = torch.randn(1, 4, width), {"four": torch.randn(1, 1, 4, 4)}
+    if width != 4:
+        masks["three"] = torch.randn(1, 4, 4)
+    for made, length in zip(resized(Call((states,), masks), (9, 3)), (9, 3), strict=True):
         at = torch.arange(length) % 4
         assert made.args[0].shape == (1, length, width)
-        assert torch.equal(made.kwargs["mask"], mask[:, :, at[:, None], at])
+        for name, mask in masks.items():
+            assert torch.equal(made.kwargs[name], mask[..., at[:, None], at])

@@ -12,10 +12,8 @@ from relpos.hf._passes import Call
 
 def length_of(call: Call) -> int | None:
     """How many tokens a call has: the second axis of its first states [B, L, width]."""
-    for each in (*call.args, *call.kwargs.values()):
-        if isinstance(each, Tensor) and each.is_floating_point():
-            return each.shape[1] if each.dim() == 3 else None
-    return None
+    states = next(filter(_states, (*call.args, *call.kwargs.values())), None)
+    return None if states is None or states.dim() != 3 else states.shape[1]
 
 
 def resized(call: Call, lengths: Iterable[int]) -> list[Call]:
@@ -30,14 +28,15 @@ def resized(call: Call, lengths: Iterable[int]) -> list[Call]:
 
 def _sized(call: Call, old: int, length: int) -> Call:
     at = torch.arange(length) % old
+    shape = next(filter(_states, (*call.args, *call.kwargs.values()))).shape
     draw = torch.Generator().manual_seed(length)
 
     def change(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         axes = [axis for axis, size in enumerate(leaf.shape) if size == old]
-        if leaf.dim() == 3 and leaf.shape[1] == old:  # states, whose width may be as their length
-            axes = [axis for axis in axes if axis < 2]
+        if leaf.shape == shape:  # states, whose width may be as their length
+            axes = [1]
         for axis in reversed(axes):  # the last first: of a mask all other rows are copied whole
             leaf = leaf.index_select(axis, at)
         return leaf
