@@ -20,12 +20,13 @@ cmake -G Ninja -S . -B "$build" -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake -DREL
   >"$build/cmake.log" 2>&1 || { cat "$build/cmake.log"; exit 1; }
 nice -n "${NICE:-5}" cmake --build "$build" --parallel "${JOBS:-2}" --target relpos_tests relpos_tool
 
-say "selftest, beside the rest"
+say "selftest; beside it the registers of the kernels and a wheel"
 "${qemu[@]}" "$build/relpos" selftest >"$build/selftest.log" 2>&1 &
 selftest=$!
 trap 'kill "$selftest" 2>/dev/null || true' EXIT
-say "registers of the kernels; a wheel"
 RELPOS_ARM=1 python -m pytest -q -rs tests/call/test_disassembly.py tests/call/test_arm_wheel.py || failed+=(pytest)
+wait "$selftest" || { failed+=(selftest); cat "$build/selftest.log"; }
+tail -1 "$build/selftest.log"
 
 # Names in full, sorted: "Suite." and then its tests, indented.
 all=$("${qemu[@]}" "$tests" --gtest_list_tests |
@@ -39,8 +40,6 @@ results=$build/results
 rm -rf "$results"
 RESULTS=$results GTEST_FILTER="*-$(paste -sd: <<<"$out")" nice -n "${NICE:-5}" \
   scripts/shards.sh "${qemu[@]}" "$tests" || failed+=("C++ tests")
-wait "$selftest" || { failed+=(selftest); cat "$build/selftest.log"; }
-tail -1 "$build/selftest.log"
 
 read -r run skipped bad < <(python - "$results" <<'EOF'
 import pathlib
